@@ -1,0 +1,3 @@
+"""Training data for EAGLE-3 drafters, written by the target model itself, token for token."""
+
+__version__ = "0.1.0"

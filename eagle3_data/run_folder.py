@@ -1,0 +1,217 @@
+"""Where the files of a run lie, and how they are written: the only module that knows either.
+
+Goes in: the folder of a run. Comes out: its paths, its manifest, its lock, and writers that put a file in its place
+whole or not at all (written beside it, synced, renamed).
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from eagle3_data.errors import DataError, DiskFull, MachineError, RunLocked
+
+MANIFEST_FORMAT: Final = 1
+ROWS_PER_FILE: Final = 50_000
+ROWS_PER_GROUP: Final = 1_000
+
+
+@contextlib.contextmanager
+def machine_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors about `path` into a MachineError that says what mends them.
+
+    Raises:
+        DiskFull: no space or quota is left.
+        MachineError: no permission, a read-only file system, or an input/output error.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(
+                f"{path}: no space left on this disk; free some and run the same command again, finished rows are kept"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO):
+            raise MachineError(f"{path}: {os.strerror(error.errno)}; choose another place with --runs") from error
+        raise
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a binary file that appears at `path` only when the block ends without an error.
+
+    Raises:
+        DiskFull, MachineError: as `machine_errors`; nothing is left behind.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with machine_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON with sorted keys, whole or not at all."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    with atomic_file(path) as file:
+        file.write(text.encode() + b"\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        DataError: the file is not JSON.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path}: not valid JSON ({error}); restore it or remove the run folder") from error
+
+
+def write_parquet(
+    path: Path, batches: Iterable[pa.Table], schema: pa.Schema, metadata: Mapping[str, str] | None = None
+) -> int:
+    """Write tables as one Parquet file (zstd, dictionary, page index), whole or not at all.
+
+    Args:
+        path: where the file appears.
+        batches: tables that can be cast to `schema`; each becomes row groups of at most ROWS_PER_GROUP rows, so give
+            tables of a multiple of that to keep the bytes independent of how they were cut.
+        schema: Arrow schema without metadata of its own.
+        metadata: key-value metadata of the file.
+
+    Returns:
+        The number of rows written.
+    """
+    rows = 0
+    full = schema.with_metadata({key.encode(): value.encode() for key, value in (metadata or {}).items()})
+    with (
+        atomic_file(path) as file,
+        pq.ParquetWriter(file, full, compression="zstd", compression_level=3, write_page_index=True) as writer,
+    ):
+        for batch in batches:
+            table = batch.replace_schema_metadata(None).select(schema.names).cast(schema)
+            writer.write_table(table.replace_schema_metadata(full.metadata), row_group_size=ROWS_PER_GROUP)
+            rows += table.num_rows
+    return rows
+
+
+class RunFolder:
+    """The files of one run, `runs/<recipe name>/`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    manifest_path = property(lambda self: self.path / "manifest.json")
+    lengths_path = property(lambda self: self.path / "lengths.json")
+    page_path = property(lambda self: self.path / "lengths.html")
+    card_path = property(lambda self: self.path / "README.md")
+    figures_path = property(lambda self: self.path / "figures")
+    journal_path = property(lambda self: self.path / "journal")
+    rejects_path = property(lambda self: self.path / "prompts" / "rejects.json")
+    failures_path = property(lambda self: self.path / "failures.parquet")
+    skipped_path = property(lambda self: self.path / "skipped.parquet")
+
+    def prompts_path(self, source: str) -> Path:
+        """Return the Parquet file of a source's prompts, in draw order."""
+        return self.path / "prompts" / f"{source}.parquet"
+
+    def records_path(self, source: str) -> Path:
+        """Return the folder of a source's record files."""
+        return self.path / "records" / source
+
+    def record_files(self, source: str, split: str = "train") -> list[Path]:
+        """Return the Parquet files of a source's split, in order; empty when there are none."""
+        return sorted(self.records_path(source).glob(f"{split}-*.parquet"))
+
+    def sources(self) -> list[str]:
+        """Return the names of the sources that have records, sorted."""
+        return sorted(path.parent.name for path in self.path.glob("records/*/train-00000-of-*.parquet"))
+
+    def read_manifest(self) -> dict[str, Any]:
+        """Return the manifest, or {} for a run that has none yet.
+
+        Raises:
+            DataError: the manifest is damaged or was written by a newer version.
+        """
+        try:
+            manifest = read_json(self.manifest_path)
+        except FileNotFoundError:
+            return {}
+        if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
+            raise DataError(f"{self.manifest_path}: not a manifest of format {MANIFEST_FORMAT}; upgrade eagle3-data")
+        return manifest
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Replace the manifest."""
+        write_json(self.manifest_path, {**manifest, "format": MANIFEST_FORMAT})
+
+    def lock(self, name: str = "run") -> "RunLock":
+        """Return a lock on this run (a context manager) that no second process can hold."""
+        return RunLock(self.path / f".{name}.lock")
+
+
+class RunLock:
+    """An advisory lock on a file, held for the life of the block and freed by the system if the process dies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        with machine_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            file.close()
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise RunLocked(
+                f"{self.path.parent}: another process (pid {owner}) works on this run; wait for it, or stop it"
+            ) from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        self._file = file
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
