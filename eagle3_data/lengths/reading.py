@@ -1,0 +1,320 @@
+"""Read the lengths out of records: only scalar columns, batch by batch, never a token and never a Python loop a row.
+
+Goes in: a data set, Parquet files, a run folder or a Hub repository. Comes out: one `SourceTally` a source.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from eagle3_data.errors import DataError, UsageError
+from eagle3_data.lengths.distribution import CUTOFFS, Flags, Ints, Tally, checked_lengths
+from eagle3_data.run_folder import RunFolder
+from eagle3_data.schema import FINISH_REASONS
+
+MEASURES: Final = ("prompt", "completion", "reasoning", "answer")
+_SCALARS: Final = (
+    "source",
+    "finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
+    "tool_calls",
+    "max_new_tokens",
+    "error",
+)
+_TOKENS: Final = {"prompt_tokens": "input_ids", "completion_tokens": "output_ids"}
+_BATCH_ROWS: Final = 1 << 17
+_HUB_NAME: Final = re.compile(r"^(?:hf://)?(?:datasets/)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?$")
+
+
+@dataclass
+class Sums:
+    """Sums over rows of a pair (part, whole) whose ratio is wanted, with what its variance needs."""
+
+    rows: int = 0
+    part: float = 0.0
+    whole: float = 0.0
+    part2: float = 0.0
+    whole2: float = 0.0
+    cross: float = 0.0
+
+    def add(self, part: Ints, whole: Ints) -> None:
+        """Add a batch of int64 (n,)."""
+        a, b = part.astype(float), whole.astype(float)
+        self.rows += len(a)
+        self.part += float(a.sum())
+        self.whole += float(b.sum())
+        self.part2 += float(a @ a)
+        self.whole2 += float(b @ b)
+        self.cross += float(a @ b)
+
+
+@dataclass
+class SourceTally:
+    """What was counted of one source: tables of lengths and a handful of sums."""
+
+    lengths: dict[str, Tally] = field(default_factory=lambda: {name: Tally() for name in MEASURES})
+    total: Tally = field(default_factory=Tally)  # prompt + completion
+    caps: Tally = field(default_factory=Tally)  # budgets sent
+    caps_of_cut: Tally = field(default_factory=Tally)  # budgets of the rows cut by the source's cap
+    finish_reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
+    with_tool_calls: int = 0
+    tool_calls: int = 0
+    with_thinking: int = 0
+    thinking_unfinished: int = 0
+    survival: dict[int, tuple[Sums, Sums]] = field(default_factory=lambda: {c: (Sums(), Sums()) for c in CUTOFFS})
+
+    @property
+    def rows(self) -> int:
+        """Records counted."""
+        return sum(self.finish_reasons.values())
+
+    @property
+    def truncated(self) -> int:
+        """Records whose answer was cut."""
+        return self.rows - self.finish_reasons["stop"]
+
+    def wait_for(self, rows: int) -> None:
+        """Count rows of whose answers nothing is known. Prompt lengths stay those of the records."""
+        for name in ("completion", "reasoning", "answer"):
+            self.lengths[name].waiting += rows
+
+    def add(self, columns: Mapping[str, Ints], reasons: Ints, kinds: list[str]) -> None:
+        """Count a batch of rows of this source.
+
+        Args:
+            columns: int64 (n,) prompt_tokens, completion_tokens, reasoning_tokens, tool_calls, max_new_tokens.
+            reasons: int64 (n,), indices into `kinds`.
+            kinds: finish reasons.
+        """
+        prompt, completion = columns["prompt_tokens"], columns["completion_tokens"]
+        reasoning, calls = columns["reasoning_tokens"], columns["tool_calls"]
+        answer = completion - reasoning
+        for index, kind in enumerate(kinds):
+            self.finish_reasons[kind] += int((reasons == index).sum())
+        stopped = kinds.index("stop") if "stop" in kinds else -1
+        cut: Flags = reasons != stopped
+        thinking: Flags = cut & (reasoning > 0) & (reasoning == completion)
+        self.lengths["prompt"].add(prompt)
+        self.lengths["completion"].add(completion, cut)
+        self.lengths["reasoning"].add(reasoning, thinking)
+        self.lengths["answer"].add(answer, loose=cut)
+        self.total.add(prompt + completion)
+        self.caps.add(columns["max_new_tokens"])
+        if "length_cap" in kinds:
+            self.caps_of_cut.add(columns["max_new_tokens"][reasons == kinds.index("length_cap")])
+        self.with_tool_calls += int((calls > 0).sum())
+        self.tool_calls += int(calls.sum())
+        self.with_thinking += int((reasoning > 0).sum())
+        self.thinking_unfinished += int(thinking.sum())
+        for cutoff, (whole, supervised) in self.survival.items():
+            total = prompt + completion
+            whole.add(np.minimum(total, cutoff), total)
+            supervised.add(np.clip(cutoff - prompt, 0, completion), completion)
+
+
+def read_tables(tables: Iterable[pa.Table | pa.RecordBatch], where: str) -> dict[str, SourceTally]:
+    """Count tables of records by source, in the order in which sources appear.
+
+    Args:
+        tables: with the scalar columns of a record; `prompt_tokens` and `completion_tokens` are taken from the offsets
+            of `input_ids` and `output_ids` where they are missing.
+        where: names the data in an error.
+
+    Raises:
+        DataError: a column is missing or holds nulls or impossible values, or a row carries an error.
+    """
+    tallies: dict[str, SourceTally] = {}
+    for batch in tables:
+        table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
+        if table.num_rows:
+            _add_table(tallies, table, where)
+    return tallies
+
+
+def _add_table(tallies: dict[str, SourceTally], table: pa.Table, where: str) -> None:
+    names = set(table.column_names)
+    if "error" in names:
+        failed = int(pc.sum(pc.not_equal(pc.fill_null(table["error"], ""), "")).as_py() or 0)
+        if failed:
+            raise DataError(
+                f"{where}: {failed} of {table.num_rows} rows carry an error, so they are no records; "
+                "take eagle3_data.records(out) first, or run generate again"
+            )
+    if "finish_reason" not in names:
+        raise DataError(f"{where}: no column finish_reason, so cut rows cannot be told from whole ones")
+    columns = {
+        "prompt_tokens": _numbers(table, "prompt_tokens", where),
+        "completion_tokens": _numbers(table, "completion_tokens", where),
+    }
+    for name in ("reasoning_tokens", "tool_calls", "max_new_tokens"):
+        columns[name] = _numbers(table, name, where) if name in names else np.zeros(table.num_rows, np.int64)
+    if (columns["reasoning_tokens"] > columns["completion_tokens"]).any():
+        raise DataError(f"{where}: a row has more reasoning_tokens than completion_tokens; run `eagle3-data check`")
+    reasons, kinds = _codes(table["finish_reason"], f"{where}: finish_reason")
+    if wrong := sorted(set(kinds) - set(FINISH_REASONS)):
+        raise DataError(f"{where}: finish_reason {wrong[0]!r} is none of {', '.join(FINISH_REASONS)}")
+    if "source" not in names:
+        tallies.setdefault("records", SourceTally()).add(columns, reasons, kinds)
+        return
+    codes, sources = _codes(table["source"], f"{where}: source")
+    for index, source in enumerate(sources):
+        rows = codes == index
+        everything = len(sources) == 1
+        part = columns if everything else {name: column[rows] for name, column in columns.items()}
+        tallies.setdefault(source, SourceTally()).add(part, reasons if everything else reasons[rows], kinds)
+
+
+def _numbers(table: pa.Table, name: str, where: str) -> Ints:
+    if name in table.column_names:
+        column = table[name]
+    elif _TOKENS.get(name) in table.column_names:
+        column = pc.list_value_length(table[_TOKENS[name]])
+    else:
+        raise DataError(f"{where}: no column {name}; are these records of eagle3-data?")
+    if column.null_count:
+        raise DataError(f"{where}: column {name} holds nulls; run `eagle3-data check`")
+    try:
+        return checked_lengths(column.to_numpy())
+    except DataError as error:
+        raise DataError(f"{where}: column {name}: {error}") from None
+
+
+def _codes(column: pa.ChunkedArray, where: str) -> tuple[Ints, list[str]]:
+    """Return indices (n,) and the values they stand for, each used."""
+    if column.null_count:
+        raise DataError(f"{where} holds nulls; run `eagle3-data check`")
+    encoded = column.combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = pa.concat_arrays(encoded.chunks)
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = encoded.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    indices = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    used = np.unique(indices)
+    return np.searchsorted(used, indices), [values[index] for index in used]
+
+
+def dataset_tables(dataset: datasets.Dataset) -> Iterator[pa.Table]:
+    """Yield a data set's scalar columns, its indices mapping (select, shuffle, filter) respected."""
+    wanted = _wanted(dataset.column_names)
+    yield from dataset.select_columns(wanted).with_format("arrow").iter(batch_size=_BATCH_ROWS)
+
+
+def parquet_tables(files: Iterable[Any], filesystem: Any = None) -> Iterator[pa.Table]:
+    """Yield the scalar columns of Parquet files, a bounded number of rows at a time.
+
+    Raises:
+        DataError: a file is not Parquet.
+    """
+    for path in files:
+        try:
+            with pq.ParquetFile(
+                path, filesystem=filesystem, read_dictionary=["source", "finish_reason"], pre_buffer=False
+            ) as file:
+                for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=_wanted(file.schema_arrow.names)):
+                    yield pa.Table.from_batches([batch])
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{path}: not a Parquet file of records ({error})") from error
+
+
+def _wanted(names: Iterable[str]) -> list[str]:
+    there = list(names)
+    wanted = [name for name in _SCALARS if name in there]
+    return wanted + [ids for name, ids in _TOKENS.items() if name not in there and ids in there]
+
+
+def read_path(path: Path) -> dict[str, SourceTally]:
+    """Count a Parquet file, or all the Parquet files below a folder.
+
+    Raises:
+        UsageError: there is nothing of the kind.
+    """
+    if path.is_file():
+        return read_tables(parquet_tables([path]), str(path))
+    files = sorted(file for file in path.rglob("*.parquet") if not file.name.startswith("."))
+    if not files:
+        raise UsageError(f"{path}: holds no Parquet files; give a run folder, Parquet files or a Hub data set")
+    return read_tables(parquet_tables(files), str(path))
+
+
+def read_hub(name: str) -> dict[str, SourceTally]:
+    """Count a data set on the Hub, `org/name` or `org/name@revision`; only the scalar columns are fetched.
+
+    Raises:
+        UsageError: the name is not one, or there is no such data set or revision.
+    """
+    from huggingface_hub import HfFileSystem
+
+    match = _HUB_NAME.match(name)
+    if match is None:
+        raise UsageError(f"{name}: neither a path that exists nor a Hub data set such as org/name@v1.0.0")
+    root = f"datasets/{match[1]}" + (f"@{match[2]}" if match[2] else "")
+    filesystem = HfFileSystem()
+    try:
+        files = sorted(filesystem.glob(f"{root}/**/*.parquet"))
+    except Exception as error:  # the Hub client raises a dozen kinds, all meaning that nothing could be listed
+        raise UsageError(f"{name}: cannot be listed on the Hub ({type(error).__name__}: {error})") from error
+    if not files:
+        raise UsageError(f"{name}: no Parquet files there; is the name, the revision and your token right?")
+    return read_tables(parquet_tables(files, filesystem), name)
+
+
+@dataclass
+class Unfinished:
+    """Prompts of a source that have no record, by why."""
+
+    waiting: int = 0  # not answered yet
+    timed_out: int = 0
+    failed: int = 0  # for another reason than time
+    skipped: int = 0  # the prompt leaves no room in the context; not censored, since nothing will ever come
+
+    @property
+    def rows(self) -> int:
+        """Rows that may still get an answer."""
+        return self.waiting + self.timed_out + self.failed
+
+
+def read_run(folder: RunFolder) -> tuple[dict[str, SourceTally], dict[str, Unfinished]]:
+    """Count the records of a run folder, both splits, and the prompts that have none."""
+    names = sorted({*folder.sources(), *(path.stem for path in folder.path.glob("prompts/*.parquet"))})
+    failures, timeouts = _rows_by_source(folder.failures_path)
+    skipped, _ = _rows_by_source(folder.skipped_path)
+    tallies, unfinished = {}, {}
+    for name in names:
+        files = [*folder.record_files(name), *folder.record_files(name, "validation")]
+        read = read_tables(parquet_tables(files), str(folder.records_path(name)))
+        if strange := sorted(set(read) - {name}):
+            raise DataError(f"{folder.records_path(name)}: holds rows of source {strange[0]!r}")
+        tally = tallies[name] = read.get(name, SourceTally())
+        lost, late, left_out = failures.get(name, 0), timeouts.get(name, 0), skipped.get(name, 0)
+        prompts = folder.prompts_path(name)
+        drawn = pq.read_metadata(prompts).num_rows if prompts.exists() else tally.rows + lost + left_out
+        waiting = max(0, drawn - tally.rows - lost - left_out)
+        unfinished[name] = Unfinished(waiting, late, lost - late, left_out)
+        tally.wait_for(unfinished[name].rows)
+    return tallies, unfinished
+
+
+def _rows_by_source(path: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the rows of each source in a failure or skip table, and those that ran out of time."""
+    rows: dict[str, int] = {}
+    late: dict[str, int] = {}
+    if not path.exists():
+        return rows, late
+    for batch in pq.ParquetFile(path).iter_batches(batch_size=_BATCH_ROWS, columns=["source", "reason"]):
+        for pair in pc.value_counts(pa.StructArray.from_arrays(batch.columns, ["source", "reason"])).to_pylist():
+            source, reason, count = pair["values"]["source"], pair["values"]["reason"], pair["counts"]
+            rows[source] = rows.get(source, 0) + count
+            if "timeout" in reason:
+                late[source] = late.get(source, 0) + count
+    return rows, late

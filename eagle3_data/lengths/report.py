@@ -1,0 +1,179 @@
+"""The length report: what was read, estimated and advised, and its three forms.
+
+Goes in: records (a data set, Parquet files, a run folder, a Hub data set). Comes out: a `LengthReport`, whose
+`to_dict()` is `lengths.json`; the terminal view, the card's tables and the page print that dictionary and compute
+nothing of their own.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import datasets
+
+from eagle3_data.errors import DataError, UsageError
+from eagle3_data.lengths import reading, summary
+from eagle3_data.lengths.censoring import Curve
+from eagle3_data.lengths.distribution import LengthCounts
+from eagle3_data.lengths.intervals import CONFIDENCE, rounded
+from eagle3_data.lengths.reading import MEASURES, SourceTally, Unfinished
+from eagle3_data.run_folder import RunFolder, write_json
+
+FORMAT: Final = 1
+WHOLE: Final = "whole"
+
+
+@dataclass(frozen=True)
+class LengthReport:
+    """Lengths of records by source and as a whole.
+
+    Attributes:
+        values: what `to_dict` returns.
+        counts: (source, measure) -> the table of lengths behind it, for figures and comparison.
+        curves: (source or "whole", measure) -> the survival curve behind it.
+    """
+
+    values: dict[str, Any]
+    counts: dict[tuple[str, str], LengthCounts] = field(repr=False)
+    curves: dict[tuple[str, str], Curve] = field(repr=False)
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the sources, in order."""
+        return list(self.values["sources"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON values: what `lengths.json` holds."""
+        return self.values
+
+    def to_text(self, width: int | None = None) -> str:
+        """Return the report for a terminal."""
+        from eagle3_data.lengths.text import to_text
+
+        return to_text(self.values, width)
+
+    def to_markdown(self) -> str:
+        """Return the report as Markdown tables for the card, headings from level 3 down."""
+        from eagle3_data.lengths.markdown import to_markdown
+
+        return to_markdown(self.values)
+
+    def write(self, path: Path) -> None:
+        """Write `lengths.json`, whole or not at all."""
+        write_json(path, self.values)
+
+
+def measure_lengths(
+    records: datasets.Dataset | datasets.DatasetDict | Path | str | RunFolder,
+    *,
+    manifest: Mapping[str, Any] | None = None,
+    weights: Mapping[str, float] | None = None,
+    truncation_target: float | Mapping[str, float] = 0.01,
+    confidence: float = CONFIDENCE,
+) -> LengthReport:
+    """Measure prompt, completion, reasoning and answer lengths of records, by source and as a whole.
+
+    Args:
+        records: records of eagle3-data: a data set, a Parquet file or a folder of them, a run folder, or the name of a
+            Hub data set (`org/name@revision`). Only scalar columns are read.
+        manifest: what the run says of itself (caps, context length, throughput), if it is not in the run folder.
+        weights: share of each source in the whole, in any unit; by default its rows, unanswered ones included.
+        truncation_target: largest share of rows that may be cut, for all sources or for each.
+        confidence: of every interval.
+
+    Raises:
+        UsageError: there is nothing to read, or `weights` names no source.
+        DataError: the rows are no records, or some carry an error.
+    """
+    if not 0 < confidence < 1:
+        raise UsageError(f"confidence must lie between 0 and 1, got {confidence}")
+    tallies, unfinished, found = _read(records)
+    if not tallies:
+        raise DataError("no records and no prompts to measure; run generate first")
+    return _build(tallies, unfinished, manifest or found, weights, truncation_target, confidence)
+
+
+def _read(
+    records: datasets.Dataset | datasets.DatasetDict | Path | str | RunFolder,
+) -> tuple[dict[str, SourceTally], dict[str, Unfinished], dict[str, Any]]:
+    if isinstance(records, RunFolder):
+        return (*reading.read_run(records), records.read_manifest())
+    if isinstance(records, datasets.DatasetDict):
+        tables = (table for split in records.values() for table in reading.dataset_tables(split))
+        return reading.read_tables(tables, "records"), {}, {}
+    if isinstance(records, datasets.Dataset):
+        return reading.read_tables(reading.dataset_tables(records), "records"), {}, {}
+    if not isinstance(records, str | Path):
+        raise UsageError(f"measure_lengths takes a Dataset, a path or a RunFolder, not {type(records).__name__}")
+    path = Path(records)
+    if path.is_dir() and ((path / "manifest.json").exists() or (path / "records").is_dir()):
+        return _read(RunFolder(path))
+    if path.exists():
+        return reading.read_path(path), {}, {}
+    if isinstance(records, Path):
+        raise UsageError(f"{path}: no such file or folder")
+    return reading.read_hub(records), {}, {}
+
+
+def _build(
+    tallies: dict[str, SourceTally],
+    unfinished: dict[str, Unfinished],
+    manifest: Mapping[str, Any],
+    weights: Mapping[str, float] | None,
+    truncation_target: float | Mapping[str, float],
+    confidence: float,
+) -> LengthReport:
+    waiting = {name: unfinished.get(name, Unfinished()) for name in tallies}
+    shares = _weights(tallies, waiting, weights)
+    counts = {(name, measure): tallies[name].lengths[measure].counts() for name in tallies for measure in MEASURES}
+    curves: dict[tuple[str, str], Curve] = {}
+    totals = {name: sum(counts[name, part].total for part in ("prompt", "completion")) for name in tallies}
+    sections: dict[str, dict[str, Any]] = {}
+    for name in (*tallies, WHOLE):
+        members = list(tallies) if name == WHOLE else [name]
+        section = summary.composition(
+            [(shares[member], tallies[member]) for member in members],
+            [waiting[member] for member in members],
+            confidence,
+        )
+        section["row_share"] = rounded(sum(shares[member] for member in members))
+        section["token_share"] = _share_of(sum(totals[m] for m in members), sum(totals.values()))
+        section["lengths"] = {}
+        for measure in MEASURES:
+            parts = [(shares[member], counts[member, measure]) for member in members]
+            curves[name, measure], section["lengths"][measure] = summary.distribution(parts, confidence)
+        sections[name] = section
+    whole = sections.pop(WHOLE)
+    values = {
+        "format": FORMAT,
+        "confidence": confidence,
+        "complete": not any(part.rows for part in waiting.values()),
+        "weights": {name: rounded(share) for name, share in shares.items()},
+        "sources": sections,
+        "whole": whole,
+    }
+    return LengthReport(values, counts, curves)
+
+
+def _weights(
+    tallies: Mapping[str, SourceTally], waiting: Mapping[str, Unfinished], weights: Mapping[str, float] | None
+) -> dict[str, float]:
+    if weights is None:
+        given = {name: float(tally.rows + waiting[name].rows) for name, tally in tallies.items()}
+    else:
+        _check_names(weights, tallies)
+        given = {name: float(weights.get(name, 0.0)) for name in tallies}
+    total = sum(given.values())
+    if not total > 0 or min(given.values()) < 0:
+        raise UsageError("there are no rows to weigh" if weights is None else "weights must not be negative or all 0")
+    return {name: weight / total for name, weight in given.items()}
+
+
+def _check_names(named: Iterable[str], tallies: Mapping[str, SourceTally]) -> None:
+    if strange := sorted(set(named) - set(tallies)):
+        raise UsageError(f"{strange[0]!r} is no source of these records; they hold {', '.join(tallies)}")
+
+
+def _share_of(part: float, whole: float) -> float | int | None:
+    return rounded(part / whole) if whole else None

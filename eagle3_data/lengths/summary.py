@@ -1,0 +1,191 @@
+"""The statistics of one population of rows as plain JSON values, each estimate with its interval.
+
+Goes in: tallies and curves. Comes out: the dictionaries that `lengths.json`, the card, the page and the terminal all
+print, so that they cannot differ.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eagle3_data.lengths.censoring import Curve, MixtureCurve, SourceCurve, quantile, share_above
+from eagle3_data.lengths.distribution import QUANTILES, THRESHOLDS, LengthCounts
+from eagle3_data.lengths.intervals import (
+    CONFIDENCE,
+    Interval,
+    mean_interval,
+    normal_quantile,
+    rounded,
+    share_interval,
+)
+from eagle3_data.lengths.reading import SourceTally, Sums, Unfinished
+from eagle3_data.schema import FINISH_REASONS
+
+Weighted = Sequence[tuple[float, SourceTally]]
+
+
+def quantile_name(p: float) -> str:
+    """Return p99.9 for 0.999."""
+    return f"p{p * 100:.10g}"
+
+
+def distribution(
+    parts: Sequence[tuple[float, LengthCounts]], confidence: float = CONFIDENCE
+) -> tuple[Curve, dict[str, Any]]:
+    """Return the curve and the statistics of one measure over one source or a weighted mixture of several.
+
+    `count`, `total_tokens`, `min`, `max`, `mean` and `sd` are of the recorded lengths, so lower bounds where rows were
+    cut; quantiles and shares are estimates of the lengths that the rows would have without a cap.
+    """
+    curves = [(weight, SourceCurve(counts)) for weight, counts in parts]
+    curve: Curve = curves[0][1] if len(curves) == 1 else MixtureCurve(curves)
+    counted = [(weight, counts) for weight, counts in parts if counts.rows]
+    tables = [counts for _, counts in counted]
+    cut = sum(int(counts.cut.sum()) for counts in tables)
+    loose = sum(int(counts.loose.sum()) for counts in tables)
+    waiting = sum(counts.waiting for _, counts in parts)
+    mean, sd = _moments(counted, confidence)
+    until = curve.known_until()
+    return curve, {
+        "count": sum(counts.rows for counts in tables),
+        "total_tokens": sum(counts.total for counts in tables),
+        "mean": Interval(mean.value, mean.low, None if cut + loose + waiting else mean.high).to_dict(),
+        "sd": rounded(sd),
+        "min": min((counts.extreme(0) for counts in tables), default=None),
+        "max": max((counts.extreme(-1) for counts in tables), default=None),
+        "quantiles": {quantile_name(p): quantile(curve, p, confidence).to_dict() for p in QUANTILES},
+        "under": {str(limit): _complement(share_above(curve, limit - 1, confidence)) for limit in THRESHOLDS},
+        "at_or_over": {str(limit): share_above(curve, limit - 1, confidence).to_dict() for limit in THRESHOLDS},
+        "cut": cut,
+        "lower_bounds_only": loose,
+        "waiting": waiting,
+        "known_until": None if until is None or until < 0 else until,
+    }
+
+
+def _moments(counted: Sequence[tuple[float, LengthCounts]], confidence: float) -> tuple[Interval, float | None]:
+    if not counted:
+        return Interval(None, None, None), None
+    if len(counted) == 1:
+        counts = counted[0][1]
+        return mean_interval(counts.mean, counts.variance, counts.rows, confidence), math.sqrt(counts.variance)
+    scale = sum(weight for weight, _ in counted)
+    shares = [(weight / scale, counts) for weight, counts in counted]
+    mean = sum(share * counts.mean for share, counts in shares)
+    square = sum(share * counts.squares / counts.rows for share, counts in shares)
+    rows = sum(counts.rows for _, counts in shares)
+    variance = max(square - mean * mean, 0.0) * rows / max(rows - 1, 1)
+    error = math.sqrt(sum(share**2 * counts.variance / counts.rows for share, counts in shares))
+    half = normal_quantile(confidence) * error
+    return Interval(mean, max(0.0, mean - half), mean + half), math.sqrt(variance)
+
+
+def _complement(above: Interval) -> dict[str, Any]:
+    below = [None if side is None else 1 - side for side in (above.value, above.high, above.low)]
+    return Interval(*below).to_dict()
+
+
+def ratio_interval(parts: Sequence[tuple[float, Sums]], confidence: float = CONFIDENCE) -> Interval:
+    """Return a ratio of sums, such as the share of tokens that a cut-off leaves, with its interval.
+
+    Linearised variance of a ratio estimator (Cochran, Sampling Techniques, 6.4), sources being independent strata.
+    """
+    filled = [(weight, sums) for weight, sums in parts if sums.rows]
+    whole = sum(weight * sums.whole / sums.rows for weight, sums in filled)
+    if not whole:
+        return Interval(None, None, None)
+    ratio = sum(weight * sums.part / sums.rows for weight, sums in filled) / whole
+    variance = 0.0
+    for weight, sums in filled:
+        residual = sums.part - ratio * sums.whole
+        square = sums.part2 - 2 * ratio * sums.cross + ratio * ratio * sums.whole2
+        spread = max(square - residual * residual / sums.rows, 0.0) / max(sums.rows - 1, 1)
+        variance += weight**2 * spread / sums.rows
+    if not variance:  # every row alike: the linearised interval would be a point, which no sample can show
+        return Interval(ratio, None, None)
+    half = normal_quantile(confidence) * math.sqrt(variance) / whole
+    return Interval(ratio, max(0.0, ratio - half), min(1.0, ratio + half))
+
+
+def composition(parts: Weighted, unfinished: Sequence[Unfinished], confidence: float = CONFIDENCE) -> dict[str, Any]:
+    """Return what kinds of rows a source or a mixture holds: finish reasons, tool calls, thinking, caps, cut-offs.
+
+    Shares are of the records that are there, as they are there.
+    """
+    tallies = [tally for _, tally in parts]
+    rows = sum(tally.rows for tally in tallies)
+
+    def share(hits: int) -> dict[str, Any]:
+        return {"rows": hits, "share": share_interval(hits, rows, confidence).to_dict()}
+
+    tokens = {name: sum(tally.lengths[name].counts().total for tally in tallies) for name in tallies[0].lengths}
+    completion = tokens["completion"]
+    return {
+        "rows": rows,
+        "unfinished": {
+            "waiting": sum(part.waiting for part in unfinished),
+            "timed_out": sum(part.timed_out for part in unfinished),
+            "failed": sum(part.failed for part in unfinished),
+            "skipped": sum(part.skipped for part in unfinished),
+        },
+        "finish_reasons": {kind: share(sum(t.finish_reasons[kind] for t in tallies)) for kind in FINISH_REASONS},
+        "truncated": share(sum(tally.truncated for tally in tallies)),
+        "tool_calls": {
+            **share(sum(tally.with_tool_calls for tally in tallies)),
+            "calls": sum(tally.tool_calls for tally in tallies),
+        },
+        "thinking": {
+            **share(sum(tally.with_thinking for tally in tallies)),
+            "unfinished": share(sum(tally.thinking_unfinished for tally in tallies)),
+            "share_of_completion_tokens": rounded(tokens["reasoning"] / completion) if completion else None,
+        },
+        "tokens": {**tokens, "total": tokens["prompt"] + completion},
+        "cutoffs": _cutoffs(parts, rows, confidence),
+        "budgets": _budgets(tallies),
+    }
+
+
+def _cutoffs(parts: Weighted, rows: int, confidence: float) -> dict[str, Any]:
+    out = {}
+    for cutoff in parts[0][1].survival:
+        whole = 0
+        for _, tally in parts:
+            counts = tally.total.counts()
+            whole += int(counts.recorded[counts.values <= cutoff].sum())
+        out[str(cutoff)] = {
+            "rows_whole": {"rows": whole, "share": share_interval(whole, rows, confidence).to_dict()},
+            "tokens_kept": ratio_interval([(w, t.survival[cutoff][0]) for w, t in parts], confidence).to_dict(),
+            "completion_tokens_kept": ratio_interval(
+                [(w, t.survival[cutoff][1]) for w, t in parts], confidence
+            ).to_dict(),
+        }
+    return out
+
+
+def _budgets(tallies: Sequence[SourceTally]) -> dict[str, Any]:
+    """Return the budgets that were sent: smallest, largest, and how many rows had each of the commonest."""
+    rows: dict[int, int] = {}
+    for tally in tallies:
+        counts = tally.caps.counts()
+        for value, count in zip(counts.values.tolist(), counts.recorded.tolist(), strict=True):
+            rows[value] = rows.get(value, 0) + count
+    if not rows:
+        return {"min": None, "max": None, "distinct": 0, "commonest": {}}
+    top = sorted(rows.items(), key=lambda item: (-item[1], item[0]))[:5]
+    return {
+        "min": min(rows),
+        "max": max(rows),
+        "distinct": len(rows),
+        "commonest": {str(cap): count for cap, count in top},
+    }
+
+
+def present_cap(tally: SourceTally, extent: Mapping[str, Any] | None) -> int | None:
+    """Return a source's cap: the recipe's if it is a number, else the largest budget sent; None if unknown."""
+    stated = (extent or {}).get("max_new_tokens")
+    if isinstance(stated, int) and stated > 0:
+        return stated
+    for counts in (tally.caps_of_cut.counts(), tally.caps.counts()):
+        if counts.rows and counts.extreme(-1) > 0:
+            return counts.extreme(-1)
+    return None

@@ -1,0 +1,59 @@
+"""How numbers are written: the one place, so that terminal, card and page say the same.
+
+Goes in: values of the report's dictionary. Comes out: short texts.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def tokens(value: float | None) -> str:
+    """Write a number of tokens or rows: 10,240; one decimal below 10 where it is not whole."""
+    if value is None:
+        return "–"
+    if value == int(value) or abs(value) >= 10:
+        return f"{value:,.0f}"
+    return f"{value:,.1f}"
+
+
+def share(value: float | None) -> str:
+    """Write a share as a percentage with as many digits as its size deserves: 35 %, 1.2 %, 0.04 %."""
+    if value is None:
+        return "–"
+    percent = value * 100
+    if percent == 0 or percent == 100:
+        return f"{percent:.0f} %"
+    from_edge = min(percent, 100 - percent)
+    digits = 1 if from_edge >= 1 else 2 if from_edge >= 0.1 else 3 if from_edge >= 0.01 else 4
+    return f"{percent:.{digits}f} %"
+
+
+def share_with_interval(cell: Mapping[str, Any]) -> str:
+    """Write {value, low, high} of a share: 35.0 % (28.7–41.8 %)."""
+    low, high = cell["low"], cell["high"]
+    if low is None or high is None:
+        return share(cell["value"])
+    limits = f"({share(low).removesuffix(' %')}–{share(high)})"
+    return f"{share(cell['value'])} {limits}" if cell["value"] is not None else f"unknown {limits}"
+
+
+def tokens_with_interval(cell: Mapping[str, Any], known_until: int | None = None) -> str:
+    """Write {value, low, high} of a length: 471 (455–489), or "over 4,096" beyond what the caps let through."""
+    value, low, high = cell["value"], cell["low"], cell["high"]
+    if value is None and low is None and high is None:
+        return "–"
+    name = tokens(value) if value is not None else f"over {tokens(known_until)}" if known_until else "unknown"
+    if low is None and high is None:
+        return f"{name} (no bounds)"
+    if high is None:
+        return f"{name} (≥ {tokens(low)}, no upper bound)"
+    if low is None:
+        return f"{name} (≤ {tokens(high)}, no lower bound)"
+    return f"{name} ({tokens(low)}–{tokens(high)})"
+
+
+def hours(value: float | None) -> str:
+    """Write hours: 12 h, 1.5 h, 8 min."""
+    if value is None:
+        return "–"
+    return f"{value * 60:.0f} min" if value < 1 else f"{value:.1f} h" if value < 10 else f"{value:,.0f} h"
