@@ -1,1 +1,27 @@
+"""Sources: raw upstream rows in, prompts out, every row accounted for."""
 
+from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
+from eagle3_data.sources.dialogue import REASONS, Dialogue, Reject
+from eagle3_data.sources.draw import Drawn, draw, load_source
+from eagle3_data.sources.reading import Column
+from eagle3_data.sources.registry import SOURCES, register
+from eagle3_data.sources.report import SourceReport
+from eagle3_data.sources.upstream import sample_files as sample_rows
+
+__all__ = [
+    "REASONS",
+    "SOURCES",
+    "Column",
+    "ConfigInfo",
+    "Dialogue",
+    "Drawn",
+    "Reject",
+    "SourceBuilder",
+    "SourceConfig",
+    "SourceInfo",
+    "SourceReport",
+    "draw",
+    "load_source",
+    "register",
+    "sample_rows",
+]

@@ -1,0 +1,221 @@
+"""B1: Glaive function calling v2, dialogues with functions written as text.
+
+Goes in: rows of `system` (a lead-in and pretty-printed function schemas one after another) and `chat` (turns under
+`USER: `, `ASSISTANT: ` and `FUNCTION RESPONSE: `). Comes out: chat messages with OpenAI tools, calls and results.
+Also a loading script for datasets 3.6.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
+from eagle3_data.sources.dialogue import Dialogue, Reject, assistant, excerpt, message, strict_json, tool_call
+from eagle3_data.sources.reading import Column
+
+_LEAD_IN = re.compile(
+    r"You are a helpful assistant with access to the following functions\. Use them if required -?\Z"
+)
+# A header counts only at the start or after a blank line: the words occur inside texts as well.
+_HEADER = re.compile(r"(?:\A\s*|\n\n+)(USER|ASSISTANT|FUNCTION RESPONSE): ")
+_INNER_HEADER = re.compile(r"(?:\A|\n)(?:USER|ASSISTANT|FUNCTION RESPONSE):")
+_END = "<|endoftext|>"
+_CALL = "<functioncall>"
+_CALL_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
+_EDGES = " \t\r\n"
+_DECODER = json.JSONDecoder()
+
+INFO = SourceInfo(
+    name="B1_glaive",
+    title="Glaive function calling v2",
+    license="Apache-2.0",
+    configs={
+        "default": ConfigInfo("glaiveai/glaive-function-calling-v2", rows=112_960, license="Apache-2.0"),
+    },
+    default_config="default",
+    quirks=(
+        "functions in the system text become OpenAI tools; 34,598 rows have none and are ordinary chats",
+        "turn headers count only at the start or after a blank line",
+        "call arguments in single quotes, plain or pretty-printed, with apostrophes inside",
+        "about 725 rows have no faithful form (twice-declared names, cut calls, 'AI:' turned into an end marker …)",
+        "about 15 % of the prompts repeat an earlier one",
+    ),
+    options={"tools_in_system": "leave the functions as text in the system message, and calls as text in the history"},
+    notice="Apache-2.0 by the card's metadata only; the generator of the synthetic text is not named upstream.",
+    homepage="https://huggingface.co/datasets/glaiveai/glaive-function-calling-v2",
+)
+
+
+@dataclass
+class GlaiveConfig(SourceConfig):
+    """Options of B1."""
+
+    tools_in_system: bool = False
+
+
+class B1Glaive(SourceBuilder):
+    """Prompts of Glaive function calling v2."""
+
+    INFO = INFO
+    BUILDER_CONFIG_CLASS = GlaiveConfig
+    BUILDER_CONFIGS = [GlaiveConfig(name="default")]  # noqa: RUF012
+    DEFAULT_CONFIG_NAME = "default"
+
+    @classmethod
+    def columns(cls, config: Any) -> Sequence[Column]:
+        """Both columns are text."""
+        return (Column("system"), Column("chat"))
+
+    @classmethod
+    def read(cls, row: dict[str, Any], config: Any) -> Dialogue:
+        """Understand one upstream row."""
+        lead_in, functions = parse_system(row["system"])
+        tools = [{"type": "function", "function": function} for function in functions]
+        names = {function["name"] for function in functions}
+        if config.tools_in_system:
+            system, tools = row["system"].strip(_EDGES).removeprefix("SYSTEM:").strip(_EDGES), []
+        else:
+            system = "" if functions and _LEAD_IN.match(lead_in) else lead_in
+        return Dialogue(
+            messages=_messages(system, row["chat"], names, config.tools_in_system),
+            tools=json.dumps(tools, ensure_ascii=False),
+            license="Apache-2.0",
+        )
+
+
+def parse_system(text: str) -> tuple[str, list[dict[str, Any]]]:
+    """Split the upstream system text into its words and the function schemas after them.
+
+    A schema that is repeated word for word counts once.
+
+    Raises:
+        Reject: a schema is not JSON or has no name, a name is declared twice with different schemas, or words follow.
+    """
+    text = text.strip(_EDGES).removeprefix("SYSTEM:").strip(_EDGES)
+    start = text.find("{")
+    if start < 0:
+        return text, []
+    functions: dict[str, dict[str, Any]] = {}
+    position = start
+    while position < len(text):
+        try:
+            schema, end = _DECODER.raw_decode(text, position)
+            strict_json(text[position:end])
+        except (ValueError, RecursionError) as error:
+            raise Reject("tools_not_json", excerpt(error)) from error
+        name = schema.get("name") if isinstance(schema, dict) else None
+        if not isinstance(name, str) or not name:
+            raise Reject("tools_not_json", f"a function without a name: {excerpt(schema)}")
+        if functions.setdefault(name, schema) != schema:
+            raise Reject("name_twice", name)
+        position = end
+        while position < len(text) and text[position] in _EDGES:
+            position += 1
+    return text[:start].strip(_EDGES), list(functions.values())
+
+
+def parse_call(text: str) -> tuple[str, str]:
+    """Read what follows `<functioncall>`: the name, and the arguments as JSON text just as upstream wrote them.
+
+    Raises:
+        Reject: call_form, arguments_not_json or arguments_not_object.
+    """
+    text = text.strip(_EDGES)
+    head = _CALL_HEAD.match(text)
+    if head is None:
+        raise Reject("call_form", excerpt(text), "assistant")
+    rest = text[head.end() :]
+    if rest.startswith("'"):
+        # Apostrophes inside the quotes are not escaped, so the closing quote is the last one.
+        closing = rest.rfind("'")
+        if closing == 0 or rest[closing + 1 :].strip(_EDGES) != "}":
+            raise Reject("call_form", excerpt(text), "assistant")
+        arguments = rest[1:closing].strip(_EDGES)
+    else:
+        try:
+            _, end = _DECODER.raw_decode(rest)
+        except (ValueError, RecursionError) as error:
+            cut = not rest or rest.count("{") > rest.count("}")
+            raise Reject("call_form" if cut else "arguments_not_json", excerpt(text), "assistant") from error
+        if rest[end:].strip(_EDGES) != "}":
+            raise Reject("call_form", excerpt(text), "assistant")
+        arguments = rest[:end]
+    try:
+        name, value = strict_json(head[1]), strict_json(arguments)
+    except ValueError as error:
+        raise Reject("arguments_not_json", excerpt(arguments), "assistant") from error
+    if not isinstance(value, dict):
+        raise Reject("arguments_not_object", excerpt(arguments), "assistant")
+    return name, arguments
+
+
+def _turns(chat: str) -> list[tuple[str, str]]:
+    parts = _HEADER.split(chat)
+    if parts[0].strip():
+        raise Reject("header", excerpt(parts[0]))
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def _clean(role: str, text: str) -> str:
+    """Return the text of a turn, without the end marker that closes an assistant's.
+
+    Raises:
+        Reject: a marker or header inside the text, where upstream's rewriting has cut a turn in two.
+    """
+    text = text.strip(_EDGES)
+    if role == "ASSISTANT":
+        text = text.removesuffix(_END).rstrip(_EDGES)
+        if _END in text:
+            raise Reject("assistant_end", excerpt(text), "assistant")
+        return text
+    ours = "user" if role == "USER" else "tool"
+    if _END in text or _INNER_HEADER.search(text):
+        raise Reject("stray_end", excerpt(text), ours)
+    if not text:
+        raise Reject("empty_turn", ours, ours)
+    return text
+
+
+def _messages(system: str, chat: str, names: set[str], as_text: bool) -> Iterator[dict[str, Any]]:
+    if system:
+        yield message("system", system)
+    turns = _turns(chat)
+    calls = 0
+    awaited: str | None = None  # the id of the call that the next turn must answer
+    for index, (role, raw) in enumerate(turns):
+        before = turns[index - 1][0] if index else ""
+        following = turns[index + 1][0] if index + 1 < len(turns) else ""
+        if role == "USER":
+            text = _clean(role, raw)
+            if following == "USER":
+                raise Reject("two_user_turns", excerpt(text), "user")
+            yield message("user", text)
+        elif role == "FUNCTION RESPONSE":
+            if awaited is None:
+                raise Reject("response_without_call", excerpt(raw), "tool")
+            text = _clean(role, raw)
+            if as_text:
+                yield message("user", f"FUNCTION RESPONSE: {text}")
+            else:
+                yield message("tool", text, tool_call_id=awaited)
+            awaited = None
+        else:
+            text = _clean(role, raw)
+            if before == "ASSISTANT":
+                raise Reject("two_assistant_turns", excerpt(text), "assistant")
+            words, marker, call = text.partition(_CALL)
+            if not marker:
+                yield assistant(text)
+                continue
+            if words.strip(_EDGES):
+                raise Reject("text_before_call", excerpt(words), "assistant")
+            name, arguments = parse_call(call)
+            if name not in names:
+                raise Reject("undeclared", excerpt(name), "assistant")
+            if following not in ("FUNCTION RESPONSE", ""):
+                raise Reject("call_without_response", excerpt(text), "assistant")
+            made = tool_call(name, arguments, calls)
+            awaited, calls = made["id"], calls + 1
+            yield assistant(text) if as_text else assistant("", [made])

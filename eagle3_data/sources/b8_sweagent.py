@@ -1,0 +1,151 @@
+"""B8: trajectories of software agents, a repository issue and the long dialogue that followed.
+
+Goes in: nebius rows (`trajectory`, role `ai`, the system text in `system_prompt`), SWE-smith rows (`messages` as a
+JSON string, in three splits), or SWE-agent's own .traj files. Comes out: the agent's prompts, labelled with the repository.
+Also a loading script for datasets 3.6.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
+from eagle3_data.sources.chat import turns
+from eagle3_data.sources.dialogue import Dialogue, Reject, excerpt, strict_json
+from eagle3_data.sources.reading import Column
+
+_INSTANCE = re.compile(r"(?P<owner>[^_/]+(?:_[^_/]+)*)__(?P<repo>.+?)(?:-\d+|\.[0-9a-f]{7,40}\..*)?\Z")
+
+INFO = SourceInfo(
+    name="B8_sweagent",
+    title="SWE-agent trajectories: repository issues solved by an agent",
+    license="CC-BY-4.0",
+    configs={
+        "nebius": ConfigInfo("nebius/SWE-agent-trajectories", None, 80_036, license="CC-BY-4.0"),
+        "swe-smith": ConfigInfo(
+            "SWE-bench/SWE-smith-trajectories", None, 26_076, "xml", ("tool", "xml", "ticks"), license="MIT"
+        ),
+        "traj": ConfigInfo(""),
+    },
+    default_config="nebius",
+    quirks=(
+        "nebius: role `ai`, the system text in `system_prompt` beside a null text; CRLF and {WINDOW} are kept",
+        "many trajectories share one first prompt and count once",
+        "SWE-smith: messages are a JSON string, content may be a list, ids of calls may lack",
+        "SWE-smith's `tool` split declares no tools: the three of its `xml` split are declared (declare_tools)",
+    ),
+    options={"declare_tools": "declare SWE-smith's three tools for dialogues with calls (default true)"},
+    notice="CC-BY-4.0 with the licence of each repository for the text of its issues (nebius); MIT (SWE-smith). "
+    "History kept by `prefix` and `last` holds turns of Llama 3.1 (nebius), Claude or GPT-4o (SWE-smith). "
+    "Issues resemble those of SWE-bench.",
+    homepage="https://huggingface.co/datasets/nebius/SWE-agent-trajectories",
+)
+
+
+def _function(name: str, description: str, parameters: dict[str, Any], required: Sequence[str]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": parameters, "required": list(required)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+_TEXT = {"type": "string"}
+SWE_SMITH_TOOLS = json.dumps(
+    [
+        _function("bash", "Run a bash command in the terminal.", {"command": _TEXT}, ["command"]),
+        _function("submit", "Finish when the task is complete or cannot be taken further.", {}, []),
+        _function(
+            "str_replace_editor",
+            "View, create and edit files; the state lasts between calls.",
+            {
+                "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert", "undo_edit"]},
+                "path": {"type": "string", "description": "absolute path of a file or directory"},
+                "file_text": _TEXT,
+                "old_str": _TEXT,
+                "new_str": _TEXT,
+                "insert_line": {"type": "integer"},
+                "view_range": {"type": "array", "items": {"type": "integer"}},
+            },
+            ["command", "path"],
+        ),
+    ]
+)
+
+
+@dataclass
+class SweAgentConfig(SourceConfig):
+    """Options of B8."""
+
+    declare_tools: bool = True
+
+
+class B8SweAgent(SourceBuilder):
+    """Prompts of software agents."""
+
+    INFO = INFO
+    BUILDER_CONFIG_CLASS = SweAgentConfig
+    BUILDER_CONFIGS = [SweAgentConfig(name=name) for name in INFO.configs]  # noqa: RUF012
+    DEFAULT_CONFIG_NAME = "nebius"
+
+    @classmethod
+    def columns(cls, config: Any) -> Sequence[Column]:
+        """What each form has."""
+        instance = Column("instance_id", "text", False)
+        if config.name == "nebius":
+            return (Column("trajectory", "list"), instance)
+        if config.name == "swe-smith":
+            return (Column("messages", "text"), instance)
+        return (
+            Column("history", "list"),
+            Column("problem_statement", "object", False),
+            Column("replay_config", "object", False),
+        )
+
+    @classmethod
+    def read(cls, row: dict[str, Any], config: Any) -> Dialogue:
+        """Understand one upstream row."""
+        if config.name == "nebius":
+            return Dialogue(
+                turns(list(_nebius(row["trajectory"]))),
+                origin=_repository(row.get("instance_id")),
+                license="CC-BY-4.0",
+            )
+        if config.name == "traj":
+            return Dialogue(turns(row["history"]), origin=_repository(_traj_instance(row)))
+        try:
+            messages = strict_json(row["messages"])
+        except ValueError as error:
+            raise Reject("not_json", f"column 'messages': {excerpt(error)}") from error
+        if not isinstance(messages, list):
+            raise Reject("wrong_type", f"column 'messages' holds {type(messages).__name__}, expected a list as JSON")
+        calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in messages)
+        return Dialogue(
+            turns(messages),
+            tools=SWE_SMITH_TOOLS if calls and config.declare_tools else "[]",
+            origin=_repository(row.get("instance_id")),
+            license="MIT",
+        )
+
+
+def _nebius(trajectory: Sequence[Any]) -> Iterator[Any]:
+    for turn in trajectory:
+        if isinstance(turn, Mapping) and turn.get("role") == "system" and turn.get("text") is None:
+            turn = {"role": "system", "content": turn.get("system_prompt")}
+        yield turn
+
+
+def _traj_instance(row: dict[str, Any]) -> Any:
+    replay = row.get("replay_config")
+    if isinstance(replay, str):
+        try:
+            replay = json.loads(replay)
+        except (ValueError, RecursionError):
+            replay = None
+    problem = replay.get("problem_statement") if isinstance(replay, Mapping) else None
+    return problem.get("id") if isinstance(problem, Mapping) else None
+
+
+def _repository(instance: Any) -> str:
+    """Return `owner/name` of an instance such as `AnalogJ__lexicon-336`."""
+    match = _INSTANCE.match(instance) if isinstance(instance, str) else None
+    return f"{match['owner']}/{match['repo']}" if match else ""

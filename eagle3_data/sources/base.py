@@ -1,0 +1,322 @@
+"""What every source shares: its description, its options, and a `datasets` builder around one function per row.
+
+Goes in: the files of an upstream data set. Comes out: prompts in file order, stateless row by row, so that it works
+the same in one process, under `num_proc` and streamed. A source is a subclass with `INFO`, `columns` and `read`; whatever
+looks across rows (dedupe, sampling, accounting) is `draw.py`.
+
+The module must import under datasets 3.6, where each source file is also a loading script.
+"""
+
+import difflib
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple
+
+import datasets
+
+from eagle3_data.errors import SourceError
+from eagle3_data.schema import PROMPT_FEATURES, content_hash
+from eagle3_data.sources.dialogue import STRUCTURAL, TURN_POLICIES, Dialogue, Prompt, Reject, prompts
+from eagle3_data.sources.reading import BadRow, Column, Wanted, fault, read_rows, suffix_of
+from eagle3_data.sources.upstream import SourceFile, file_revision, hub_files, pinned_files
+
+_PROBED_ROWS: Final = 64
+_FILTER_KEYS: Final = ("origin", "license", "not_origin", "not_license")
+REJECT_COLUMNS: Final = {"reject_reason": datasets.Value("string"), "reject_detail": datasets.Value("string")}
+
+
+@dataclass(frozen=True)
+class ConfigInfo:
+    """One upstream data set, or part of one, that a source reads."""
+
+    repo: str  # Hub id
+    upstream: str | None = None  # config name on the Hub, None for the only one
+    rows: int = 0  # by upstream's card; 0 if unknown
+    split: str = "train"
+    splits: tuple[str, ...] = ("train",)
+    license: str = "unknown"
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """What there is to know about a source before loading it."""
+
+    name: str
+    title: str
+    license: str
+    configs: dict[str, ConfigInfo]
+    default_config: str
+    quirks: tuple[str, ...] = ()
+    options: dict[str, str] = field(default_factory=dict)
+    notice: str = ""  # what a card of derived data must say
+    homepage: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        configs = {name: {**vars(config), "splits": list(config.splits)} for name, config in self.configs.items()}
+        return {**vars(self), "configs": configs, "quirks": list(self.quirks), "options": dict(self.options)}
+
+
+@dataclass
+class SourceConfig(datasets.BuilderConfig):  # type: ignore[misc]
+    """Options that all sources share."""
+
+    turns: str = "first"  # first, prefix or last
+    entry: str = ""  # name in the recipe; the source's own name if empty
+    filter: dict[str, Any] | None = None  # {origin, license, not_origin, not_license: value or list of values}
+    keep_rejects: bool = False  # yield rejected rows too, with reject_reason and reject_detail
+    repo: str = ""  # another Hub data set of the same schema
+    revision: str = ""  # of the Hub data set; the newest, recorded, if empty
+    split: str = ""  # of the upstream data set, where nothing else says which
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.turns not in TURN_POLICIES:
+            raise SourceError(f"turns: {self.turns!r} is not one of {', '.join(TURN_POLICIES)}")
+        for key, value in (self.filter or {}).items():
+            if key not in _FILTER_KEYS:
+                raise SourceError(f"filter: unknown key {key!r}; it may have {', '.join(_FILTER_KEYS)}")
+            values = [value] if isinstance(value, str) else value
+            if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
+                raise SourceError(f"filter: {key} must be a text or a list of texts")
+
+
+class Outcome(NamedTuple):
+    """What became of one upstream row: prompts, or the reason why there are none."""
+
+    row: int
+    prompts: list[Prompt]
+    reject: Reject | None
+
+
+def _matches(label: str, wanted: Any) -> bool:
+    items = [wanted] if isinstance(wanted, str) else wanted
+    parts = (label, *label.split(":"))
+    return any(fnmatchcase(part, item) for item in items for part in parts)
+
+
+@functools.cache
+def code_hash() -> str:
+    """Return a hash over the code that prompts depend on, so that caches change when it does."""
+    digest = hashlib.sha256()
+    here = Path(__file__).parent
+    for path in sorted([*here.glob("*.py"), here.parent / "schema.py"]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
+    """A `datasets` builder over the prompts of one upstream data set."""
+
+    INFO: ClassVar[SourceInfo]
+    VERSION = datasets.Version("1.0.0")
+    BUILDER_CONFIG_CLASS = SourceConfig
+    DEFAULT_WRITER_BATCH_SIZE = 256  # a prompt with its history can be long
+
+    @classmethod
+    def columns(cls, config: Any) -> Sequence[Column]:
+        """Return the upstream columns that `read` looks at."""
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, row: dict[str, Any], config: Any) -> Dialogue:
+        """Understand one upstream row.
+
+        Raises:
+            Reject: the row has no faithful form.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def make_config(cls, name: str | None = None, **options: Any) -> Any:
+        """Return a checked configuration.
+
+        Raises:
+            SourceError: an unknown config or option, with the nearest right one, or an impossible value.
+        """
+        name = name or cls.INFO.default_config
+        if name not in cls.INFO.configs:
+            raise SourceError(
+                f"{cls.INFO.name}: no config {name!r}{nearest(name, cls.INFO.configs)}; "
+                f"there are {', '.join(cls.INFO.configs)}"
+            )
+        inherited = {item.name for item in fields(datasets.BuilderConfig)}
+        known = {item.name: item for item in fields(cls.BUILDER_CONFIG_CLASS) if item.name not in inherited}
+        for key, value in options.items():
+            if key not in known:
+                raise SourceError(f"{cls.INFO.name}: unknown option {key!r}{nearest(key, known)}")
+            if isinstance(known[key].default, bool | str) and type(value) is not type(known[key].default):
+                kind = type(known[key].default).__name__
+                raise SourceError(f"{cls.INFO.name}: option {key} must be {kind}, not {value!r}")
+        return cls.BUILDER_CONFIG_CLASS(name=name, **options)
+
+    @classmethod
+    def outcome(cls, number: int, row: dict[str, Any] | BadRow, config: Any, columns: Sequence[Column]) -> Outcome:
+        """Judge one upstream row; never raises for what the row holds."""
+        bad = fault(row, columns)
+        if bad is not None:
+            return Outcome(number, [], Reject(bad.reason, bad.detail))
+        assert isinstance(row, dict)
+        try:
+            dialogue = cls.read(row, config)
+            for key, wanted in (config.filter or {}).items():
+                label = dialogue.license if key.endswith("license") else dialogue.origin
+                if _matches(label, wanted) == key.startswith("not_"):
+                    raise Reject("filter", f"{key.removeprefix('not_')} {label!r}")
+            return Outcome(number, prompts(dialogue, config.turns), None)
+        except Reject as reject:
+            return Outcome(number, [], reject)
+        except RecursionError:
+            return Outcome(number, [], Reject("not_json", "nested too deeply"))
+
+    @classmethod
+    def outcomes(cls, path: str, name: str, config: Any, wanted: Wanted = None) -> Iterator[Outcome]:
+        """Yield what becomes of each row of a file, in order.
+
+        Raises:
+            SourceError: the file is not what the source expects (as opposed to single rows of it).
+        """
+        columns = cls.columns(config)
+        held: list[Outcome] = []
+        probing = wanted is None and suffix_of(name) != ".traj"  # of those, each file is a single row
+        try:
+            for number, row in read_rows(path, name, columns, wanted):
+                outcome = cls.outcome(number, row, config, columns)
+                if not probing:
+                    yield outcome
+                    continue
+                held.append(outcome)
+                if outcome.reject is None or outcome.reject.reason not in STRUCTURAL:
+                    probing = False
+                elif len(held) >= _PROBED_ROWS:
+                    break
+                if not probing:
+                    yield from held
+                    held = []
+        except SourceError as error:
+            raise SourceError(f"{cls.INFO.name}: {error}{cls._advice(config)}") from error
+        if held:
+            raise cls.not_this_source(name, held, config)
+
+    @classmethod
+    def not_this_source(cls, name: str, held: Sequence[Outcome], config: Any) -> SourceError:
+        """Return the error for a file none of whose rows look like the source's."""
+        reject = held[0].reject
+        assert reject is not None
+        count = f"the first {len(held)} rows" if len(held) > 1 else "its row"
+        return SourceError(
+            f"{cls.INFO.name}: {name}: {count} cannot be read, row {held[0].row}: {reject.reason}, "
+            f"{reject.detail}{cls._advice(config)}"
+        )
+
+    @classmethod
+    def _advice(cls, config: Any) -> str:
+        others = [name for name in cls.INFO.configs if name != config.name]
+        if not others:
+            return ""
+        return f"; it was read as config '{config.name}', others are {', '.join(others)}"
+
+    @classmethod
+    def rows_of(cls, outcome: Outcome, file: SourceFile, config: Any) -> Iterator[dict[str, Any]]:
+        """Yield the rows in PROMPT_FEATURES that an outcome gives."""
+        entry = config.entry or cls.INFO.name
+        for prompt in outcome.prompts:
+            yield {
+                "sample_id": f"{entry}-{prompt.digest[:24]}",
+                "source": entry,
+                "config": config.name,
+                "source_revision": file.revision,
+                "source_file": file.name,
+                "source_row": outcome.row,
+                "source_turn": prompt.turn,
+                "origin": prompt.origin,
+                "license": prompt.license,
+                "expected_tokens": prompt.expected_tokens,
+                "messages": [_full(message) for message in prompt.messages],
+                "tools": prompt.tools,
+            }
+
+    # The `datasets` side.
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        data_files = kwargs.get("data_files")
+        if isinstance(data_files, dict) and any(isinstance(key, datasets.NamedSplit) for key in data_files):
+            name = self.INFO.name
+            raise SourceError(
+                f"{name}: no data_files were given, so `datasets` would read whatever lies in this directory; "
+                f'type load_dataset("{name}", data_files=…) or eagle3_data.load_source("{name}")'
+            )
+        if data_files is not None:
+            kwargs["data_files"] = pinned_files(data_files, kwargs.get("token"))
+        # Without the hash of the shared modules, changed code would be answered from an older cache.
+        kwargs["hash"] = hashlib.sha256(f"{kwargs.get('hash') or ''}{code_hash()}".encode()).hexdigest()
+        super().__init__(*args, **kwargs)
+
+    def _create_builder_config(self, *args: Any, **kwargs: Any) -> Any:
+        # Without data_files the prompts come from the Hub: its commit must be part of the cache's name.
+        if kwargs.get("data_files") is None and not kwargs.get("revision"):
+            name = kwargs.get("config_name") or self.INFO.default_config
+            if name in self.INFO.configs:
+                config = self.make_config(name, **{k: v for k, v in kwargs.items() if k in ("repo", "split")})
+                kwargs["revision"] = hub_files(self.INFO, config).revision
+        return super()._create_builder_config(*args, **kwargs)
+
+    def _info(self) -> Any:
+        extra = REJECT_COLUMNS if self.config.keep_rejects else {}
+        return datasets.DatasetInfo(
+            description=self.INFO.title,
+            features=datasets.Features({**PROMPT_FEATURES, **extra}),
+            homepage=self.INFO.homepage,
+            license=self.INFO.license,
+        )
+
+    def _split_generators(self, dl_manager: Any) -> list[Any]:
+        if self.config.data_files is not None:
+            splits = {split: [str(file) for file in files] for split, files in self.config.data_files.items()}
+        else:
+            found = hub_files(self.INFO, self.config)
+            splits = {found.split: found.urls}
+        generators = []
+        for split, urls in splits.items():
+            local = dl_manager.download(urls)
+            files = SourceFile.named(urls, local)
+            gen = {"files": [(file.path, file.name, file.revision) for file in files]}
+            generators.append(datasets.SplitGenerator(name=str(split), gen_kwargs=gen))
+        return generators
+
+    def _generate_examples(self, files: list[tuple[str, str, str]]) -> Iterator[tuple[str, dict[str, Any]]]:
+        for path, name, revision in files:
+            file = SourceFile(path, name, revision or file_revision(path))
+            for outcome in self.outcomes(path, name, self.config):
+                if outcome.reject is not None:
+                    if self.config.keep_rejects:
+                        yield f"{name}:{outcome.row}", self._reject_row(outcome, file)
+                    continue
+                for row in self.rows_of(outcome, file, self.config):
+                    if self.config.keep_rejects:
+                        row.update(reject_reason="", reject_detail="")
+                    yield f"{name}:{outcome.row}:{row['source_turn']}", row
+
+    def _reject_row(self, outcome: Outcome, file: SourceFile) -> dict[str, Any]:
+        assert outcome.reject is not None
+        empty = Outcome(outcome.row, [Prompt([], "[]", "", "unknown", 0, content_hash([], "[]"))], None)
+        row = next(self.rows_of(empty, file, self.config))
+        row.update(sample_id="", source_turn=-1)
+        return {**row, "reject_reason": outcome.reject.reason, "reject_detail": outcome.reject.detail}
+
+
+def nearest(word: str, among: Any) -> str:
+    """Return `, did you mean '…'?` for a misspelt word, or ""."""
+    close = difflib.get_close_matches(word, list(among), 1)
+    return f", did you mean '{close[0]}'?" if close else ""
+
+
+_MESSAGE_KEYS: Final = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id")
+
+
+def _full(message: dict[str, Any]) -> dict[str, Any]:
+    return {key: message.get(key) for key in _MESSAGE_KEYS}

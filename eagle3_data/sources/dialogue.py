@@ -1,0 +1,258 @@
+"""From one upstream row to prompts: what all sources share once a row has been understood.
+
+Goes in: a `Dialogue` (the messages of one row, made lazily so that damage behind the prompt does no harm) and a turn
+policy. Comes out: prompts that end on a user or tool turn, each with its content hash, or a `Reject` with the reason.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from eagle3_data.schema import content_hash
+
+TURN_POLICIES: Final = ("first", "prefix", "last")
+CHARACTERS_PER_TOKEN: Final = 3.5
+_ASKING: Final = frozenset({"user", "tool"})
+_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
+_INT32_MAX: Final = 2**31 - 1
+_THINK: Final = re.compile(r"\A\s*<think>(.*?)(?:</think>|\Z)", re.DOTALL)
+
+REASONS: Final[dict[str, str]] = {
+    # the row as it lies in its file
+    "not_json": "the line or file is not JSON",
+    "not_utf8": "the bytes are not UTF-8",
+    "not_object": "the row is not a JSON object",
+    "missing_column": "a column that the source needs is absent or null",
+    "wrong_type": "a column holds another type than the source expects",
+    # the dialogue
+    "no_user_turn": "no turn that could be answered",
+    "empty_turn": "a turn without text",
+    "unknown_role": "a role that is not system, user, assistant or tool",
+    "content_not_text": "the content of a turn is not text",
+    "lone_surrogate": "a text holds half of a UTF-16 pair, which no UTF-8 file can carry",
+    "filter": "left out by the filter of the recipe",
+    # tools and calls
+    "tools_not_json": "the tool schemas cannot be read",
+    "name_twice": "a function is declared twice with different definitions",
+    "undeclared": "a function is called that is not declared",
+    "call_form": "a call that is cut off or not of the form {name, arguments}",
+    "arguments_not_json": "the arguments of a call are not JSON",
+    "arguments_not_object": "the arguments of a call are no JSON object",
+    "text_before_call": "words before the call in the same turn",
+    "response_without_call": "a tool result that follows no call",
+    "call_without_response": "a call that gets no result before the next turn",
+    "tool_ids": "the results of a turn cannot be matched with its calls",
+    # damaged text
+    "header": "text before the first turn header",
+    "stray_end": "an end marker or turn header inside a user turn or a tool result",
+    "assistant_end": "an end marker inside an assistant turn",
+    "two_user_turns": "two user turns running, of which one prompt cannot be made with certainty",
+    "two_assistant_turns": "two assistant turns running",
+}
+STRUCTURAL: Final = frozenset({"not_json", "not_utf8", "not_object", "missing_column", "wrong_type"})
+
+
+class Reject(Exception):
+    """One upstream row, or one turn of it, that cannot become a prompt.
+
+    Args:
+        reason: a key of REASONS.
+        detail: the evidence, for people, at most a line.
+        role: the role of the faulty turn where one is known; a faulty answer or result behind the prompt is forgiven.
+    """
+
+    def __init__(self, reason: str, detail: str = "", role: str = "") -> None:
+        super().__init__(reason, detail, role)
+        self.reason = reason
+        self.detail = detail
+        self.role = role
+
+
+@dataclass(slots=True)
+class Dialogue:
+    """An upstream row, understood: its messages in order (raising Reject where one is damaged) and its labels."""
+
+    messages: Iterator[dict[str, Any]]
+    tools: str = "[]"
+    origin: str = ""
+    license: str = "unknown"
+    answer_tokens: int = 0  # upstream's own count for the answer, 0 if unknown
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What is sent to the target, and the hash that names it."""
+
+    messages: list[dict[str, Any]]
+    tools: str
+    origin: str
+    license: str
+    expected_tokens: int
+    digest: str  # 64 hex digits of the content hash
+
+    @property
+    def turn(self) -> int:
+        """0-based index of the message that is to be answered."""
+        return len(self.messages) - 1
+
+
+def excerpt(text: object, length: int = 120) -> str:
+    """Return `text` on one line, printable and cut to `length` characters, for reports and errors."""
+    shown = str(text).encode("utf-8", "replace").decode("utf-8")
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= length else shown[: length - 1] + "…"
+
+
+def message(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    """Make one message of plain text.
+
+    Raises:
+        Reject: unknown role, content that is not text, or a user turn without text.
+    """
+    if role not in _ROLES:
+        raise Reject("unknown_role", excerpt(role), "")
+    if isinstance(content, list):  # OpenAI's list of parts, as long as all of them are text
+        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        texts = [part for part in parts if isinstance(part, str)]
+        if not parts or len(texts) < len(parts):
+            raise Reject("content_not_text", f"{role}: a list with parts that are not text", role)
+        content = "".join(texts)
+    if content is None and more.get("tool_calls"):
+        content = ""
+    if not isinstance(content, str):
+        raise Reject("content_not_text", f"{role}: {type(content).__name__}", role)
+    if role == "user" and not content.strip():
+        raise Reject("empty_turn", role, role)
+    return {"role": role, "content": content, **more}
+
+
+def without_thinking(content: str) -> tuple[str, str]:
+    """Split `<think>…</think>answer` into (reasoning, answer); reasoning is "" where there is none."""
+    match = _THINK.match(content)
+    if match is None:
+        return "", content
+    return match.group(1).strip(), content[match.end() :].lstrip()
+
+
+def assistant(content: Any, tool_calls: list[dict[str, Any]] | None = None, reasoning: str = "") -> dict[str, Any]:
+    """Make an assistant message for the history, with its thinking moved into reasoning_content.
+
+    Raises:
+        Reject: neither text, nor thinking, nor a call.
+    """
+    made = message("assistant", content, **({"tool_calls": tool_calls} if tool_calls else {}))
+    if not reasoning:
+        reasoning, made["content"] = without_thinking(made["content"])
+    if not made["content"].strip() and not reasoning and not tool_calls:
+        raise Reject("empty_turn", "assistant", "assistant")
+    if reasoning:
+        made["reasoning_content"] = reasoning
+    return made
+
+
+def tool_call(name: str, arguments: str, index: int) -> dict[str, Any]:
+    """Make a call with the id that Kimi's tools use: `functions.<name>:<index over the conversation>`."""
+    return {
+        "id": f"functions.{name}:{index}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def strict_json(text: str) -> Any:
+    """Parse JSON as the standard has it: no NaN, no Infinity.
+
+    Raises:
+        ValueError: not JSON, or nested too deeply to read.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def expected_tokens(answer: Mapping[str, Any]) -> int:
+    """Estimate the length of an upstream answer in tokens, at 3.5 characters a token."""
+    size = len(answer.get("content") or "") + len(answer.get("reasoning_content") or "")
+    for call in answer.get("tool_calls") or ():
+        size += len(call["function"]["name"]) + len(call["function"]["arguments"])
+    return min(math.ceil(size / CHARACTERS_PER_TOKEN), _INT32_MAX)
+
+
+def _cuts(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the indices of the turns that can be answered: user or tool turns that end their run."""
+    last = len(messages) - 1
+    return [
+        index
+        for index, turn in enumerate(messages)
+        if turn["role"] in _ASKING and (index == last or messages[index + 1]["role"] not in _ASKING)
+    ]
+
+
+def _first(turns: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return the messages up to the end of the first run of user turns, and the upstream answer if it can be read."""
+    history: list[dict[str, Any]] = []
+    while True:
+        asked = bool(history) and history[-1]["role"] == "user"
+        try:
+            turn = next(turns, None)
+        except Reject as reject:
+            if asked and reject.role in ("assistant", "tool"):
+                return history, None
+            raise
+        if turn is None:
+            if asked:
+                return history, None
+            raise Reject("no_user_turn", f"{len(history)} messages")
+        if asked and turn["role"] != "user":
+            return history, turn if turn["role"] == "assistant" else None
+        history.append(turn)
+
+
+def prompts(dialogue: Dialogue, turns: str) -> list[Prompt]:
+    """Cut a dialogue into prompts by the turn policy.
+
+    Args:
+        dialogue: its messages are consumed, as far as the policy needs them.
+        turns: `first` (system text, tools and first user turn), `prefix` (one prompt for each user or tool turn, the
+            upstream history kept) or `last` (only the last of those).
+
+    Returns:
+        At least one prompt, in the order of the turns.
+
+    Raises:
+        Reject: the row has no prompt, or the part of it that would be sent is damaged. `prefix` and `last` send
+            history, so a damaged turn anywhere rejects the row; `first` forgives what follows the first user turn.
+    """
+    if turns == "first":
+        history, answer = _first(dialogue.messages)
+        expected = dialogue.answer_tokens or (expected_tokens(answer) if answer else 0)
+        return [_prompt(dialogue, history, expected)]
+    history = list(dialogue.messages)
+    cuts = _cuts(history)
+    if not cuts:
+        raise Reject("no_user_turn", f"{len(history)} messages")
+    made = []
+    for cut in cuts if turns == "prefix" else cuts[-1:]:
+        following = history[cut + 1] if cut + 1 < len(history) else {}
+        expected = expected_tokens(following) if following.get("role") == "assistant" else 0
+        if len(cuts) == 1:
+            expected = dialogue.answer_tokens or expected
+        made.append(_prompt(dialogue, history[: cut + 1], expected))
+    return made
+
+
+def _prompt(dialogue: Dialogue, messages: list[dict[str, Any]], expected: int) -> Prompt:
+    try:
+        dialogue.origin.encode()
+        digest = content_hash(messages, dialogue.tools)
+    except UnicodeEncodeError as error:
+        raise Reject("lone_surrogate", excerpt(error.object[max(0, error.start - 20) : error.end + 20])) from error
+    return Prompt(messages, dialogue.tools, dialogue.origin, dialogue.license, expected, digest)

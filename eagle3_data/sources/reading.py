@@ -1,0 +1,322 @@
+"""Raw rows out of upstream files, one at a time, whatever happens to be wrong with one of them.
+
+Goes in: a JSON, JSON Lines, Parquet or .traj file (local, or any URL that fsspec opens; .gz, .bz2, .xz and .zst too).
+Comes out: (row number, row) pairs in file order, a row being a dictionary or a `BadRow`. Nothing is held but the row
+itself and one read buffer. The files are opened here, through fsspec, and not in the builders' modules, because
+`datasets` replaces `open` there.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any, Final
+
+import fsspec  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from eagle3_data.errors import SourceError
+
+Rows = Iterator[tuple[int, "dict[str, Any] | BadRow"]]
+Wanted = npt.NDArray[np.int64] | None
+_CHUNK: Final = 1 << 20
+_LARGEST_ROW: Final = 1 << 28
+_BATCH_ROWS: Final = 256
+_COMPRESSIONS: Final = (".gz", ".bz2", ".xz", ".zst")
+SUFFIXES: Final = (".jsonl", ".json", ".ndjson", ".parquet", ".traj")
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that could not be read: a key of `dialogue.REASONS` and the evidence."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """An upstream column: its name, its kind (`text`, `list`, `object`, `integer`), and whether rows must have it."""
+
+    name: str
+    kind: str = "text"
+    required: bool = True
+
+
+_PYTHON: Final[dict[str, type | tuple[type, ...]]] = {"text": str, "list": list, "object": dict, "integer": int}
+_ARROW: Final[dict[str, Callable[[pa.DataType], bool]]] = {
+    "text": lambda t: pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t),
+    "list": lambda t: pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t),
+    "object": pa.types.is_struct,
+    "integer": pa.types.is_integer,
+}
+
+
+def suffix_of(name: str) -> str:
+    """Return the lower-case file suffix without a compression suffix."""
+    name = name.split("?")[0].lower()
+    for ending in _COMPRESSIONS:
+        name = name.removesuffix(ending)
+    return name[name.rfind(".") :] if "." in name.rsplit("/", 1)[-1] else ""
+
+
+def fault(row: "dict[str, Any] | BadRow", columns: Sequence[Column]) -> BadRow | None:
+    """Return what is wrong with a row's columns, or None."""
+    if isinstance(row, BadRow):
+        return row
+    for column in columns:
+        value = row.get(column.name)
+        if value is None:
+            if column.required:
+                found = ", ".join(sorted(map(str, row))[:12]) or "no columns"
+                state = "null" if column.name in row else f"missing (found: {found})"
+                return BadRow("missing_column", f"column '{column.name}' is {state}, expected {column.kind}")
+        elif column.required and not isinstance(value, _PYTHON[column.kind]):
+            kind = type(value).__name__
+            return BadRow("wrong_type", f"column '{column.name}' is {kind}, expected {column.kind}")
+    return None
+
+
+def read_rows(path: str, name: str, columns: Sequence[Column], wanted: Wanted = None) -> Rows:
+    """Yield the rows of one file.
+
+    Args:
+        path: local path or URL.
+        name: upstream name of the file, for its format and for errors.
+        columns: the columns to take out of a Parquet file, and to check its schema for.
+        wanted: ascending row numbers, to yield those alone (a second pass over the file); None for all.
+
+    Yields:
+        0-based row number within the file (blank lines are no rows), and the row.
+
+    Raises:
+        SourceError: the file cannot be opened, is not what its name says, or its schema lacks a column.
+    """
+    suffix = suffix_of(name)
+    try:
+        if suffix == ".parquet":
+            yield from _parquet(path, name, columns, wanted)
+            return
+        with _opened(path) as file:
+            if suffix == ".traj":
+                rows = _whole(file)
+            elif suffix in (".jsonl", ".ndjson"):
+                rows = _lines(file, wanted)
+            elif suffix == ".json":
+                rows = _json(file, name, wanted)
+            else:
+                raise SourceError(f"{name}: cannot tell its format; a source reads {', '.join(SUFFIXES)} files")
+            if wanted is None:
+                yield from rows
+            else:
+                yield from _only(rows, wanted)
+    except (OSError, pa.ArrowInvalid, EOFError) as error:
+        raise SourceError(f"{name}: cannot be read ({error}); fetch the file again or correct its path") from error
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[IO[bytes]]:
+    with fsspec.open(path, "rb", compression="infer") as file:
+        yield file
+
+
+def _only(rows: Rows, wanted: npt.NDArray[np.int64]) -> Rows:
+    pending = iter(wanted.tolist())
+    following = next(pending, None)
+    for number, row in rows:
+        if following is None:
+            return
+        if number == following:
+            yield number, row
+            following = next(pending, None)
+
+
+def parse(data: bytes) -> Any:
+    """Parse one JSON value; orjson first, the standard library for what orjson refuses (surrogates, NaN)."""
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        pass
+    try:
+        return json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return BadRow("not_utf8", str(error)[:120])
+    except (ValueError, RecursionError) as error:
+        return BadRow("not_json", f"{error}"[:120])
+
+
+def _row(value: Any) -> "dict[str, Any] | BadRow":
+    if isinstance(value, dict | BadRow):
+        return value
+    return BadRow("not_object", f"a {type(value).__name__} where an object was expected")
+
+
+def _whole(file: IO[bytes]) -> Rows:
+    yield 0, _row(parse(file.read().removeprefix(b"\xef\xbb\xbf")))
+
+
+def _lines(file: IO[bytes], wanted: Wanted) -> Rows:
+    # Only \n ends a line: str.splitlines would also break rows at U+0085 and U+2028, which occur inside texts.
+    skipped = BadRow("", "")
+    chosen = None if wanted is None else set(wanted.tolist())
+    number = 0
+    for line in file:
+        line = line.strip(b" \t\r\n")
+        if number == 0:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not line:
+            continue
+        yield number, (_row(parse(line)) if chosen is None or number in chosen else skipped)
+        number += 1
+
+
+def _json(file: IO[bytes], name: str, wanted: Wanted) -> Rows:
+    """Read a .json file: an array of objects, JSON Lines under another name, or one object."""
+    head = file.read(_CHUNK)
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start[:1] == b"[":
+        file.seek(0)
+        yield from _array(file, name)
+        return
+    line = start.split(b"\n", 1)[0]
+    file.seek(0)
+    if isinstance(parse(line), BadRow) and len(line) < len(start):
+        yield from _whole(file)
+    else:
+        yield from _lines(file, wanted)
+
+
+def _array(file: IO[bytes], name: str) -> Rows:
+    """Read an array of objects one element at a time, through a buffer that grows only for a long element."""
+    decoder = json.JSONDecoder()
+    decode = _utf8_pieces(file, name)
+    text, position, consumed, number, ended = "", 0, 0, 0, False
+    expect_value, opened = True, False
+
+    def fail(what: str) -> SourceError:
+        return SourceError(
+            f"{name}: not a JSON array of rows ({what} at character {consumed + position}, row {number})"
+        )
+
+    while True:
+        while position < len(text) and text[position] in " \t\r\n":
+            position += 1
+        if position >= len(text):
+            piece = None if ended else next(decode, None)
+            if piece is None:
+                raise fail("the file ends before the array does")
+            consumed += len(text)
+            text, position = piece, 0
+            continue
+        mark = text[position]
+        if not opened:
+            opened, position = True, position + 1  # the opening bracket, seen by the caller
+        elif mark == "]" and (not expect_value or number == 0):
+            if text[position + 1 :].strip() or any(piece.strip() for piece in decode):
+                position += 1
+                raise fail("text after the array")
+            return
+        elif not expect_value:
+            if mark != ",":
+                raise fail("no comma between two rows")
+            expect_value, position = True, position + 1
+        else:
+            try:
+                value, end = decoder.raw_decode(text, position)
+                if end >= len(text) - 1 and not ended:
+                    raise json.JSONDecodeError("more may follow", text, len(text))
+            except RecursionError:
+                raise fail("a row is nested too deeply") from None
+            except json.JSONDecodeError as error:
+                # The decoder cannot say "incomplete": a string without its end, or a fault at the very end, is.
+                incomplete = error.msg.startswith("Unterminated string") or error.pos >= len(text) - 16
+                if ended or not incomplete or len(text) - position > _LARGEST_ROW:
+                    raise fail(error.msg) from None
+                text, consumed = text[position:], consumed + position
+                position = 0
+                pieces, grown = [text], 0
+                while grown <= len(text):  # doubling keeps the cost of a long row linear
+                    piece = next(decode, None)
+                    if piece is None:
+                        ended = True
+                        break
+                    pieces.append(piece)
+                    grown += len(piece)
+                text = "".join(pieces)
+                continue
+            yield number, _row(value)
+            number += 1
+            position, expect_value = end, False
+
+
+def _utf8_pieces(file: IO[bytes], name: str) -> Iterator[str]:
+    import codecs
+
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    try:
+        while data := file.read(_CHUNK):
+            yield decoder.decode(data)
+        yield decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{name}: not UTF-8 text ({error}); fetch the file again") from error
+
+
+def _parquet(path: str, name: str, columns: Sequence[Column], wanted: Wanted) -> Rows:
+    with fsspec.open(path, "rb") as file, pq.ParquetFile(file) as parquet:
+        schema = parquet.schema_arrow
+        for column in columns:
+            index = schema.get_field_index(column.name)
+            if index < 0:
+                if column.required:
+                    raise SourceError(
+                        f"{name}: column '{column.name}' is missing (found: {', '.join(schema.names[:12])}), "
+                        f"expected {column.kind}"
+                    )
+            elif column.required and not _ARROW[column.kind](schema.field(index).type):
+                raise SourceError(
+                    f"{name}: column '{column.name}' is {schema.field(index).type}, expected {column.kind}"
+                )
+        names = [column.name for column in columns if column.name in schema.names]
+        start = 0
+        for group in range(parquet.num_row_groups):
+            size = parquet.metadata.row_group(group).num_rows
+            chosen = None
+            if wanted is not None:
+                low, high = np.searchsorted(wanted, [start, start + size])
+                chosen = wanted[low:high] - start
+            if chosen is None or len(chosen):
+                yield from _group(parquet, group, names, start, chosen)
+            start += size
+
+
+def _group(parquet: pq.ParquetFile, group: int, names: list[str], start: int, chosen: Wanted) -> Rows:
+    offset = 0
+    for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=names, use_threads=False):
+        if chosen is None:
+            numbers = range(batch.num_rows)
+            table = batch
+        else:
+            low, high = np.searchsorted(chosen, [offset, offset + batch.num_rows])
+            numbers = (chosen[low:high] - offset).tolist()
+            table = batch.take(pa.array(numbers, pa.int64())) if len(numbers) else batch.slice(0, 0)
+        if len(numbers):
+            for number, row in zip(numbers, _python_rows(table), strict=True):
+                yield start + offset + number, row
+        offset += batch.num_rows
+
+
+def _python_rows(batch: pa.RecordBatch) -> "list[dict[str, Any] | BadRow]":
+    try:
+        rows: list[dict[str, Any] | BadRow] = batch.to_pylist()
+    except UnicodeDecodeError:
+        rows = []
+        for index in range(batch.num_rows):
+            try:
+                rows.extend(batch.slice(index, 1).to_pylist())
+            except UnicodeDecodeError as error:
+                rows.append(BadRow("not_utf8", str(error)[:120]))
+    return rows

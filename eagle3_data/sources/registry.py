@@ -1,0 +1,67 @@
+"""The sources by name, and their registration with `datasets`.
+
+A source of one's own is a module with `INFO` and one `SourceBuilder`, and one line here or a call of `register`.
+"""
+
+import importlib
+from types import ModuleType
+from typing import Any, Final
+
+from datasets import packaged_modules
+
+from eagle3_data.errors import SourceError
+from eagle3_data.sources import b1_glaive, b4_mixturethoughts, b5_openthoughts, b8_sweagent, chat
+from eagle3_data.sources.base import SourceBuilder, SourceInfo, code_hash, nearest
+
+_MODULES: Final[dict[str, ModuleType]] = {}
+SOURCES: Final[dict[str, SourceInfo]] = {}
+
+
+def register(module: ModuleType | str) -> SourceInfo:
+    """Make a source known to `load_source`, to recipes and, where it allows, to `datasets.load_dataset`.
+
+    Args:
+        module: a module (or its name) with an `INFO` and exactly one subclass of SourceBuilder of its own.
+
+    Raises:
+        SourceError: the module has no such class, or the name is taken by another module.
+    """
+    if isinstance(module, str):
+        module = importlib.import_module(module)
+    info: SourceInfo = builder_of(module).INFO
+    if _MODULES.get(info.name, module).__name__ != module.__name__:
+        raise SourceError(f"{info.name}: this name belongs to {_MODULES[info.name].__name__}")
+    _MODULES[info.name] = module
+    SOURCES[info.name] = info
+    # A private table, so its absence is no error: load_source does not need it.
+    table = getattr(packaged_modules, "_PACKAGED_DATASETS_MODULES", None)
+    if isinstance(table, dict):
+        table[info.name] = (module.__name__, code_hash())
+    return info
+
+
+def builder_of(module: ModuleType) -> Any:
+    """Return the builder class that a module defines."""
+    own = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, SourceBuilder) and value.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        raise SourceError(f"{module.__name__}: expected one subclass of SourceBuilder, found {len(own)}")
+    return own[0]
+
+
+def builder(name: str) -> Any:
+    """Return the builder class of a source.
+
+    Raises:
+        SourceError: no source has this name.
+    """
+    if name not in _MODULES:
+        raise SourceError(f"no source {name!r}{nearest(name, _MODULES)}; there are {', '.join(_MODULES)}")
+    return builder_of(_MODULES[name])
+
+
+for _module in (b1_glaive, b4_mixturethoughts, b5_openthoughts, b8_sweagent, chat):
+    register(_module)
