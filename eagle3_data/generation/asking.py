@@ -1,0 +1,204 @@
+"""Asking for one answer until it comes or is refused: which errors are tried again, how long to wait, when to stop.
+
+Goes in: prompt ids and a budget. Comes out: a checked `Answer`, or a `RowError` with the evidence. A lost server costs
+a row nothing; a busy one costs patience; a reply that is wrong for good makes a failed row.
+"""
+
+import asyncio
+import email.utils
+import random
+import socket
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+
+from eagle3_data.errors import EngineError
+from eagle3_data.generation.endpoints import Endpoint, Endpoints
+from eagle3_data.generation.entry import Ids
+from eagle3_data.generation.sglang import Answer, AnswerError, AnswerReader, RequestBody, error_text
+
+_BUSY: Final = frozenset({429, 503})
+_TRANSIENT: Final = frozenset({408, 425, 500, 502, 504})
+_HEADERS: Final = {"Content-Type": "application/json"}
+
+
+class RowError(Exception):
+    """A row that failed for good (for this run).
+
+    Args:
+        reason: short machine-readable kind.
+        message: the evidence.
+        http_status: of the last reply, 0 if none came.
+        attempts: how often it was asked.
+    """
+
+    def __init__(self, reason: str, message: str, http_status: int, attempts: int) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.http_status = http_status
+        self.attempts = attempts
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How stubborn to be; times in seconds."""
+
+    attempts: int = 6
+    first_wait: float = 0.5
+    longest_wait: float = 60.0
+    busy_patience: float = 3600.0  # how long one row may be told 429 or 503 in a row
+    losses: int = 20  # servers lost under one row before the row is suspected of killing them
+
+    def wait(self, tries: int) -> float:
+        """Return the jittered wait before the next try."""
+        return float(min(self.longest_wait, self.first_wait * 2.0 ** min(tries, 16)) * random.uniform(0.5, 1.0))
+
+
+def open_session(api_key: str | None, request_timeout: float) -> aiohttp.ClientSession:
+    """Return a session for generations that may take an hour: no limit of connections, no limit of total time.
+
+    Args:
+        api_key: sent as a bearer token.
+        request_timeout: seconds of silence on one connection before a reply is given up.
+    """
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, socket_factory=_keep_alive_socket)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=request_timeout)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
+
+
+def _keep_alive_socket(info: "aiohttp.connector.AddrInfoType") -> socket.socket:
+    """Make a socket that notices a machine that vanished: a reply an hour away looks the same until then."""
+    family, kind, protocol, _, _ = info
+    made = socket.socket(family=family, type=kind, proto=protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 8)):
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+    return made
+
+
+class Asker:
+    """Asks servers on one event loop."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        endpoints: Endpoints,
+        body: RequestBody,
+        reader: AnswerReader,
+        policy: RetryPolicy,
+    ) -> None:
+        self.endpoints = endpoints
+        self.sleeping = 0
+        self.retries = 0
+        self.requests = 0
+        self._session = session
+        self._body = body
+        self._reader = reader
+        self._policy = policy
+
+    async def ask(self, ids: Ids, budget: int, home: Endpoint | None = None) -> tuple[Answer, Endpoint]:
+        """Return the answer and who gave it.
+
+        Args:
+            ids: the prompt, int32, shape (tokens,), every id inside the vocabulary.
+            budget: max_new_tokens, at least 1.
+            home: the server that holds this dialogue's prefix.
+
+        Raises:
+            RowError: refused, wrong, or tried too often.
+            EngineError: the run must stop.
+        """
+        data = self._body.build(ids, budget)
+        attempts = losses = refusals = 0
+        refused_since = 0.0
+        while True:
+            endpoint = await self.endpoints.acquire(home)
+            self.requests += 1
+            status, body, failure, wait = 0, b"", "", -1.0
+            try:
+                async with self._session.post(endpoint.generate_url, data=data, headers=_HEADERS) as reply:
+                    status = reply.status
+                    if status in _BUSY or status in _TRANSIENT:
+                        wait = _retry_after(reply.headers.get("Retry-After", ""))
+                    body = await reply.read()
+            except TimeoutError:
+                status, failure = 0, "timeout: no answer within the time limit"
+            except (aiohttp.ClientError, OSError) as error:
+                status, failure = 0, f"connection: {error or type(error).__name__}"
+            finally:
+                self.endpoints.release(endpoint)
+            if status == 200:
+                try:
+                    answer = self._reader.read(body, ids, budget)
+                except AnswerError as error:
+                    if error.reason == "weights":
+                        stop = EngineError(f"{endpoint.url}: {error.message}; finished rows are kept")
+                        self.endpoints.stop(stop)
+                        raise stop from None
+                    if not error.transient:
+                        raise RowError(error.reason, error.message, 200, attempts + 1) from None
+                    failure = f"{error.reason}: {error.message}"
+                else:
+                    self.endpoints.check_weights(endpoint, answer.weight_version)
+                    return answer, endpoint
+            elif status in (401, 403):
+                stop = EngineError(f"{endpoint.url}: the server refuses the key ({status}); set engine.api_key_env")
+                self.endpoints.stop(stop)
+                raise stop
+            elif status in _BUSY:
+                endpoint.busy()
+                refusals += 1
+                now = time.monotonic()
+                refused_since = refused_since or now
+                if status == 503 and await self.endpoints.lost(endpoint):
+                    continue
+                if now - refused_since < self._policy.busy_patience:
+                    await self._sleep(self._policy.wait(refusals) if wait < 0 else wait)
+                    continue
+                failure = f"http_{status}: {error_text(body)}"
+            elif status in _TRANSIENT:
+                failure = f"http_{status}: {error_text(body)}"
+            elif status:
+                raise RowError(f"http_{status}", error_text(body), status, attempts + 1)
+            else:
+                home = None
+                if await self.endpoints.lost(endpoint):
+                    losses += 1
+                    if losses < self._policy.losses:
+                        continue
+                    failure = f"server_lost: {losses} servers were lost while they worked on this row; {failure}"
+                    attempts = self._policy.attempts
+            refused_since = 0.0
+            attempts += 1
+            if attempts >= self._policy.attempts:
+                reason, _, message = failure.partition(": ")
+                raise RowError(reason, message, status, attempts)
+            await self._sleep(self._policy.wait(attempts) if wait < 0 else wait)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.retries += 1
+        self.sleeping += 1
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.sleeping -= 1
+
+
+def _retry_after(value: str) -> float:
+    """Return the seconds a Retry-After header asks for (a number or a date), at most an hour; -1 when it says none."""
+    if not value:
+        return -1.0
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (TypeError, ValueError):
+            return -1.0
+    # A little more than asked: rows that were refused together must not come back together.
+    return min(3600.0, max(0.0, seconds)) + random.uniform(0.0, 0.5)

@@ -1,0 +1,72 @@
+"""How many tokens a row may ask for, so that the server neither refuses nor silently clamps.
+
+Goes in: the server's own limits, the length of a prompt, the cap of its source. Comes out: the budget to send as
+`max_new_tokens` (0 when the prompt leaves no room) and the name of the limit that cut a truncated answer.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from eagle3_data.errors import EngineError
+
+# Measured on SGLang 0.5.23: a total of context or context - 1 is accepted and clamped to context - 2 without a word,
+# and a prompt of context - 6 tokens is refused. The KV pool, where smaller, takes the context's place in both.
+_TOTAL_MARGIN: Final = 2
+_PROMPT_MARGIN: Final = 7
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLimits:
+    """What one server can hold, in tokens.
+
+    Args:
+        context_length: `max_model_len` of `/v1/models`.
+        max_req_input_len: of `/server_info`; 0 if unknown.
+        max_total_num_tokens: size of the KV pool, of `/server_info`; 0 if unknown.
+    """
+
+    context_length: int
+    max_req_input_len: int = 0
+    max_total_num_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.longest_prompt < 1:
+            raise EngineError(
+                f"the server's context of {self.room} tokens holds no prompt at all; start it with a longer "
+                "--context-length or a larger --max-total-tokens"
+            )
+
+    @property
+    def room(self) -> int:
+        """Tokens that prompt and answer share before any margin."""
+        limits = [self.context_length]
+        if self.max_req_input_len > 0:
+            limits.append(self.max_req_input_len + _PROMPT_MARGIN - 1)
+        if self.max_total_num_tokens > 0:
+            limits.append(self.max_total_num_tokens)
+        return min(limits)
+
+    @property
+    def longest_prompt(self) -> int:
+        """The longest prompt that the server accepts."""
+        return self.room - _PROMPT_MARGIN
+
+    def budget(self, prompt_tokens: int, cap: int) -> int:
+        """Return the `max_new_tokens` to send: min(cap, room left), or 0 when the prompt does not fit."""
+        if prompt_tokens > self.longest_prompt:
+            return 0
+        return max(0, min(cap, self.room - _TOTAL_MARGIN - prompt_tokens))
+
+    def __and__(self, other: "ContextLimits") -> "ContextLimits":
+        """Return limits that both servers keep."""
+        return min(self, other, key=lambda limits: limits.room)
+
+
+def truncation(sent: int, cap: int) -> str:
+    """Name what cut an answer that ended by length.
+
+    Args:
+        sent: all budgets sent for the row, rounds summed.
+        cap: the cap of its source.
+    """
+    return "length_context" if sent < cap else "length_cap"

@@ -1,0 +1,194 @@
+"""One outcome of one row as the journal stores it: its fields, its bytes, and the key it is found by.
+
+Goes in: an `Entry`. Comes out: a frame (magic, length, CRC-32, body) that can be told from torn or rotten bytes, and
+back. Done entries hold nothing that differs between two runs with the same answers, so that their CRC names content.
+"""
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+Ids = npt.NDArray[np.int32]
+
+MAGIC: Final = b"\xe3J\x01\n"
+HEADER: Final = struct.Struct("<4sII")  # magic, length of the body, CRC-32 of the body
+_BODY: Final = struct.Struct("<16sBBHiIIIIHH")
+_NO_IDS: Final[Ids] = np.zeros(0, np.int32)
+MAX_BODY: Final = 1 << 30
+
+
+class State(IntEnum):
+    """How a row stands; the first three are records."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH_CAP = 2
+    LENGTH_CONTEXT = 3
+    FAILED = 4
+    SKIPPED = 5
+
+    @property
+    def done(self) -> bool:
+        """Whether the row has an answer."""
+        return 1 <= self <= 3
+
+
+FINISH: Final = {State.STOP: "stop", State.LENGTH_CAP: "length_cap", State.LENGTH_CONTEXT: "length_context"}
+STATE_OF: Final = {name: state for state, name in FINISH.items()}
+
+
+@dataclass(slots=True)
+class Entry:
+    """An outcome. `output_ids` holds the whole answer so far, earlier rounds included.
+
+    `budget` is the max_new_tokens sent, rounds summed; for a skipped row it is the longest prompt that would have
+    fitted. `prompt_crc` is the CRC-32 of the prompt's int32 ids, so that no answer is ever joined to another prompt.
+    """
+
+    sample_id: str
+    state: State
+    prompt_tokens: int
+    prompt_crc: int
+    budget: int = 0
+    rounds: int = 0
+    stop_token_id: int = -1
+    output_ids: Ids = field(default_factory=lambda: _NO_IDS)
+    reason: str = ""
+    message: str = ""
+    http_status: int = 0
+    attempts: int = 0
+
+
+def row_key(sample_id: str) -> bytes:
+    """Return the 16 bytes a row is found by: BLAKE2b of its sample_id."""
+    return hashlib.blake2b(sample_id.encode(), digest_size=16).digest()
+
+
+def prompt_crc(ids: Ids) -> int:
+    """Return the CRC-32 of a prompt's ids as little-endian int32."""
+    return zlib.crc32(np.ascontiguousarray(ids, "<i4"))
+
+
+def _pack(ids: Ids) -> tuple[int, bytes]:
+    """Pack non-negative ids into 2, 3 or 4 bytes each: no vocabulary needs the fourth, small ones not the third."""
+    top = int(ids.max()) if len(ids) else 0
+    if top < 1 << 16:
+        return 2, ids.astype("<u2").tobytes()
+    if top < 1 << 24:
+        return 3, ids.astype("<i4", copy=False).view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+    return 4, ids.astype("<i4").tobytes()
+
+
+def _unpack(width: int, count: int, data: memoryview) -> Ids:
+    if width == 2:
+        return np.frombuffer(data, "<u2", count).astype(np.int32)
+    if width == 3:
+        wide = np.zeros((count, 4), np.uint8)
+        wide[:, :3] = np.frombuffer(data, np.uint8, count * 3).reshape(-1, 3)
+        return wide.view("<i4").reshape(-1).astype(np.int32, copy=False)
+    return np.frombuffer(data, "<i4", count).astype(np.int32)
+
+
+def encode(entry: Entry, key: bytes) -> tuple[bytes, int]:
+    """Return the frame of an entry and the CRC of its body."""
+    name = entry.sample_id.encode()
+    width, tail = _pack(entry.output_ids)
+    if not entry.state.done:
+        tail = orjson.dumps([entry.reason, entry.message, entry.http_status])
+    body = (
+        _BODY.pack(
+            key,
+            entry.state,
+            width,
+            len(name),
+            entry.stop_token_id,
+            entry.budget,
+            entry.prompt_tokens,
+            entry.prompt_crc,
+            len(entry.output_ids),
+            entry.rounds,
+            min(entry.attempts, 0xFFFF),
+        )
+        + name
+        + tail
+    )
+    crc = zlib.crc32(body)
+    return HEADER.pack(MAGIC, len(body), crc) + body, crc
+
+
+def decode(body: memoryview) -> Entry:
+    """Return the entry in the body of a frame whose CRC was right."""
+    (_, state, width, name, stop, budget, prompt, crc, count, rounds, attempts) = _BODY.unpack_from(body)
+    start = _BODY.size
+    entry = Entry(
+        sample_id=str(body[start : start + name], "utf-8"),
+        state=State(state),
+        prompt_tokens=prompt,
+        prompt_crc=crc,
+        budget=budget,
+        rounds=rounds,
+        stop_token_id=stop,
+        attempts=attempts,
+    )
+    tail = body[start + name :]
+    if entry.state.done:
+        entry.output_ids = _unpack(width, count, tail)
+    else:
+        entry.reason, entry.message, entry.http_status = orjson.loads(tail)
+    return entry
+
+
+class Head(NamedTuple):
+    """What the index keeps of a frame."""
+
+    key: bytes
+    offset: int
+    crc: int
+    prompt_crc: int
+    tokens: int
+    rounds: int
+    state: int
+
+
+def scan(data: memoryview, base: int) -> Iterator[Head | int]:
+    """Yield the head of every whole frame in `data`, and the byte count of every damaged stretch between them.
+
+    Args:
+        data: bytes of a segment from offset `base` to its end.
+        base: what to add to positions in `data`.
+    """
+    position, end = 0, len(data)
+    raw = data.obj if isinstance(data.obj, bytes) and len(data.obj) == end else bytes(data)
+    while position < end:
+        head = _whole_frame(data, position)
+        if head is not None:
+            length, crc = head
+            (key, state, _, _, _, _, _, prompt, tokens, rounds, _) = _BODY.unpack_from(data, position + HEADER.size)
+            yield Head(key, base + position, crc, prompt, tokens, rounds, state)
+            position += HEADER.size + length
+            continue
+        following = raw.find(MAGIC, position + 1)
+        while following >= 0 and _whole_frame(data, following) is None:
+            following = raw.find(MAGIC, following + 1)
+        stop = following if following >= 0 else end
+        yield stop - position
+        position = stop
+
+
+def _whole_frame(data: memoryview, position: int) -> tuple[int, int] | None:
+    """Return (length, CRC) of the frame at `position`, or None if there is no undamaged one."""
+    if len(data) - position < HEADER.size + _BODY.size:
+        return None
+    magic, length, crc = HEADER.unpack_from(data, position)
+    start = position + HEADER.size
+    if magic != MAGIC or not _BODY.size <= length <= min(MAX_BODY, len(data) - start):
+        return None
+    return (length, crc) if zlib.crc32(data[start : start + length]) == crc else None

@@ -1,0 +1,435 @@
+"""The journal of a run: every finished reply, on disk before anything else happens to it.
+
+Goes in: `Entry` objects, in the order rows finish. Comes out: the same after a `kill -9`, a power cut in
+mid-write or a full disk, found by sample_id. Appending costs the caller no I/O: a thread writes what has gathered and syncs it in
+groups. Each process writes segments of its own and never touches another's, so that a torn tail needs no repair:
+  identity.json                   what the answers depend on; another identity is refused
+  00000-of-00001.000000.log       frames (see entry.py) of one process of one shard
+  00000-of-00001.000000.idx       the heads of those frames, written after each sync: opens a million rows at once
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle3_data.errors import DataError, IdentityError, MachineError
+from eagle3_data.generation.entry import HEADER, MAGIC, Entry, Head, decode, encode, row_key, scan
+from eagle3_data.generation.journal_index import ROW, U64, JournalIndex, Rows, rows_of
+from eagle3_data.generation.locking import ShardLock
+from eagle3_data.run_folder import machine_errors, read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+_SYNC_SECONDS: Final = 1.0
+_GATHER_SECONDS: Final = 0.01
+_BACKLOG_BYTES: Final = 64 << 20
+_INDEX_MAGIC: Final = b"e3ix"
+_OPEN_FILES: Final = 64
+
+
+class Journal:
+    """An open journal. `append` and the look-ups belong to one thread; `flush` may be called from any.
+
+    Args:
+        path: folder of the journal; made if there is none.
+        identity: JSON-ready description of all that the answers depend on; None to take what is there (reading).
+        shard: (index, count) of the share of rows this process works on.
+        readonly: take no lock and write nothing.
+
+    Raises:
+        IdentityError: the journal holds answers of another identity.
+        RunLocked: another process writes this shard, or shards of another count.
+        DiskFull, MachineError: as the operating system says.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        identity: Mapping[str, Any] | None = None,
+        *,
+        shard: tuple[int, int] = (0, 1),
+        readonly: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.index = JournalIndex()
+        self.damaged_bytes = 0
+        self.shard = shard
+        self._segments: list[Path] = []
+        self._files: dict[int, int] = {}
+        self._lock = ShardLock(self.path, *shard)
+        self._writer: _Writer | None = None
+        self._readonly = readonly
+        if not readonly:
+            with machine_errors(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+        try:
+            if identity is not None:
+                self.check_identity(identity)
+            self._load()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- identity -----------------------------------------------------------------------------------------------
+
+    def check_identity(self, identity: Mapping[str, Any]) -> None:
+        """Compare `identity` with the journal's, and add the parts that it does not know yet.
+
+        Raises:
+            IdentityError: a part differs; the message shows both.
+        """
+        file = self.path / "identity.json"
+        known = read_json(file) if file.exists() else {}
+        differences = [
+            f"{name}: {there!r} there, {here!r} now"
+            for part, wanted in identity.items()
+            if part in known
+            for name, there, here in _differences(part, known[part], wanted)
+        ]
+        if differences:
+            raise IdentityError(
+                f"{self.path}: holds answers of another run ({'; '.join(differences)}); "
+                "use another run name or folder, or change it back"
+            )
+        if not self._readonly and (missing := {part: identity[part] for part in identity if part not in known}):
+            write_json(file, {**known, **missing})
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        parts: list[Rows] = []
+        for log in sorted(self.path.glob("*-of-*.*.log")):
+            number = len(self._segments)
+            if number >= np.iinfo(ROW["segment"]).max:
+                raise DataError(f"{self.path}: more than {number} segments; move finished ones into one run folder")
+            self._segments.append(log)
+            with machine_errors(log):
+                rows, covered = _read_index(log)
+                rows["segment"] = number
+                parts.append(rows)
+                heads: list[Head] = []
+                damage = 0
+                for found in scan_file(log, covered):
+                    if isinstance(found, Head):
+                        heads.append(found)
+                        if damage:
+                            logger.warning("%s: %d damaged bytes skipped; their rows are asked again", log, damage)
+                            damage = 0
+                    else:
+                        damage = found
+                        self.damaged_bytes += found
+                if heads:
+                    parts.append(rows_of(heads, number))
+        if parts:
+            self.index.add_rows(parts)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def head(self, sample_id: str) -> Head | None:
+        """Return how a row stands without reading its content, or None when it is unknown."""
+        found = self.index.find(row_key(sample_id))
+        return found[0] if found else None
+
+    def get(self, sample_id: str) -> Entry | None:
+        """Return a row's outcome, or None.
+
+        Raises:
+            DataError: the frame is damaged, or belongs to another row.
+        """
+        found = self.index.find(row_key(sample_id))
+        if found is None:
+            return None
+        entry = self._read(found[1], found[0].offset)
+        if entry.sample_id != sample_id:
+            raise DataError(f"{self._segments[found[1]]}: two rows share a key: {entry.sample_id} and {sample_id}")
+        return entry
+
+    def read_many(self, positions: npt.NDArray[np.int64]) -> list[Entry | None]:
+        """Return the outcomes at `positions` of the index (None for -1), read in the order they lie on disk."""
+        segments, offsets = self.index.column("segment", positions), self.index.column("offset", positions)
+        entries: list[Entry | None] = [None] * len(positions)
+        for at in np.lexsort((offsets, segments)).tolist():
+            if positions[at] >= 0:
+                entries[at] = self._read(int(segments[at]), int(offsets[at]))
+        return entries
+
+    def look_up(self, keys: U64) -> npt.NDArray[np.int64]:
+        """Return index positions of many keys (see `keys_of`), -1 where unknown."""
+        return self.index.positions(keys)
+
+    def _read(self, segment: int, offset: int) -> Entry:
+        if self._writer is not None and segment == self._writer.segment and offset >= self._writer.written:
+            self.flush()
+        log = self._segments[segment]
+        file = self._files.get(segment)
+        if file is None:
+            if len(self._files) >= _OPEN_FILES:
+                os.close(self._files.pop(next(iter(self._files))))
+            file = self._files[segment] = os.open(log, os.O_RDONLY)
+        with machine_errors(log):
+            data = os.pread(file, 16384, offset)
+            magic, length, crc = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0)
+            if magic == MAGIC and len(data) < HEADER.size + length:
+                data += os.pread(file, HEADER.size + length - len(data), offset + len(data))
+        body = memoryview(data)[HEADER.size : HEADER.size + length]
+        if magic != MAGIC or len(body) != length or zlib.crc32(body) != crc:
+            raise DataError(
+                f"{log}: the frame at byte {offset} is damaged; remove {log.with_suffix('.idx').name} and run "
+                "generate again: whole frames are kept, damaged ones are asked again"
+            )
+        return decode(body)
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def append(self, entry: Entry) -> None:
+        """Take in an outcome. It is on disk about a second later, at the latest after `flush` or `close`.
+
+        Raises:
+            DiskFull, MachineError: an earlier write failed; nothing more is taken in.
+        """
+        if self._readonly:
+            raise MachineError(f"{self.path}: this journal was opened for reading only")
+        if self._writer is None:
+            self._segments.append(_new_segment(self.path, *self.shard))
+            self._writer = _Writer(self._segments[-1], len(self._segments) - 1)
+        key = row_key(entry.sample_id)
+        frame, crc = encode(entry, key)
+        head = Head(
+            key,
+            0,
+            crc,
+            entry.prompt_crc,
+            len(entry.output_ids),
+            entry.rounds,
+            int(entry.state),
+        )
+        head = head._replace(offset=self._writer.put(frame, head))
+        self.index.add(head, self._writer.segment)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits to be written that the caller should `flush` before asking for more."""
+        return self._writer is not None and self._writer.backlog > _BACKLOG_BYTES
+
+    def flush(self) -> None:
+        """Return once everything appended so far is synced to disk.
+
+        Raises:
+            DiskFull, MachineError: it could not be written.
+        """
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Sync, end the writing thread and free the lock. Idempotent.
+
+        Raises:
+            DiskFull, MachineError: the last frames could not be written.
+        """
+        writer, self._writer = self._writer, None
+        try:
+            if writer is not None:
+                writer.close()
+        finally:
+            for file in self._files.values():
+                os.close(file)
+            self._files.clear()
+            self._lock.release()
+
+
+class _Writer:
+    """Writes the frames of one segment from a thread of its own."""
+
+    def __init__(self, log: Path, segment: int) -> None:
+        self.segment = segment
+        self.written = 0
+        self.backlog = 0
+        self._log = log
+        self._file = os.open(log, os.O_WRONLY | os.O_APPEND)
+        self._offset = 0
+        self._synced = 0
+        self._pending: list[bytes] = []
+        self._heads: list[Head] = []
+        self._error: OSError | None = None
+        self._urgent = False
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def put(self, frame: bytes, head: Head) -> int:
+        with self._changed:
+            self._raise()
+            offset = self._offset
+            self._offset += len(frame)
+            self.backlog += len(frame)
+            self._heads.append(head._replace(offset=offset))
+            self._pending.append(frame)
+            if len(self._pending) == 1:
+                self._changed.notify_all()
+        return offset
+
+    def flush(self) -> None:
+        with self._changed:
+            wanted = self._offset
+            while self._synced < wanted:
+                self._raise()
+                self._urgent = True
+                self._changed.notify_all()
+                self._changed.wait(0.5)
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        finally:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+            self._thread.join()
+            os.close(self._file)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            with machine_errors(self._log):
+                raise OSError(self._error.errno, self._error.strerror) from self._error
+
+    def _run(self) -> None:
+        unsynced: list[Head] = []
+        last_sync = time.monotonic()
+        while True:
+            with self._changed:
+                while not (self._pending or self._closing or self._urgent):
+                    due = last_sync + _SYNC_SECONDS - time.monotonic() if unsynced else None
+                    if due is not None and due <= 0:
+                        break
+                    self._changed.wait(due)
+                urgent, self._urgent = self._urgent, False
+                frames, self._pending = self._pending, []
+                heads, self._heads = self._heads, []
+                closing = self._closing
+            try:
+                data = b"".join(frames)
+                _write_all(self._file, data)
+                unsynced += heads
+                with self._changed:
+                    self.written += len(data)
+                    self.backlog -= len(data)
+                if unsynced and (urgent or closing or time.monotonic() - last_sync >= _SYNC_SECONDS):
+                    os.fdatasync(self._file)
+                    last_sync = time.monotonic()
+                    _append_index(self._log, unsynced, self.written)
+                    unsynced = []
+                    with self._changed:
+                        self._synced = self.written
+                        self._changed.notify_all()
+            except OSError as error:
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                return
+            if closing:
+                return
+            # Frames gather while this thread sleeps: one write and one wake-up for many rows, not one each.
+            time.sleep(_GATHER_SECONDS)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _new_segment(path: Path, shard: int, shards: int) -> Path:
+    stem = f"{shard:05d}-of-{shards:05d}"
+    with machine_errors(path):
+        number = 1 + max((int(log.name.split(".")[1]) for log in path.glob(f"{stem}.*.log")), default=-1)
+        while True:
+            log = path / f"{stem}.{number:06d}.log"
+            try:
+                os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+                return log
+            except FileExistsError:
+                number += 1
+
+
+def _append_index(log: Path, heads: Sequence[Head], covered: int) -> None:
+    """Append a batch: magic, rows, bytes of the log it reaches to, CRC of what follows, then the rows.
+
+    It comes after the sync of the frames it speaks of, so whoever reads it need not check those again. It is itself
+    never synced: where it is torn or missing, the log is scanned instead. A disk too full for it loses nothing.
+    """
+    rows = rows_of(heads, 0).tobytes()
+    lead = len(heads).to_bytes(4, "little") + covered.to_bytes(8, "little")
+    batch = _INDEX_MAGIC + lead + zlib.crc32(lead + rows).to_bytes(4, "little") + rows
+    with contextlib.suppress(OSError), log.with_suffix(".idx").open("ab") as file:
+        file.write(batch)
+
+
+def _read_index(log: Path) -> tuple[Rows, int]:
+    """Return the index rows of a segment and how many bytes of it they cover; nothing where it cannot be trusted."""
+    try:
+        data = memoryview(log.with_suffix(".idx").read_bytes())
+    except FileNotFoundError:
+        return np.zeros(0, ROW), 0
+    size, parts, position, covered = log.stat().st_size, [np.zeros(0, ROW)], 0, 0
+    while position + 20 <= len(data) and bytes(data[position : position + 4]) == _INDEX_MAGIC:
+        lead = data[position + 4 : position + 16]
+        count, reach = int.from_bytes(lead[:4], "little"), int.from_bytes(lead[4:], "little")
+        rows = data[position + 20 : position + 20 + count * ROW.itemsize]
+        crc = int.from_bytes(data[position + 16 : position + 20], "little")
+        if reach > size or zlib.crc32(rows, zlib.crc32(lead)) != crc:
+            break
+        parts.append(np.frombuffer(rows, ROW))
+        position, covered = position + 20 + count * ROW.itemsize, reach
+    return np.concatenate(parts), covered
+
+
+def scan_file(log: Path, start: int, chunk: int = 64 << 20) -> Iterator[Head | int]:
+    """Yield heads and damaged stretches of a segment from byte `start`, in bounded memory."""
+    with log.open("rb") as file:
+        file.seek(start)
+        carried, base = b"", start
+        while True:
+            more = file.read(chunk)
+            data = carried + more
+            if not data:
+                return
+            heads: list[Head | int] = list(scan(memoryview(data), base))
+            # A frame may go on in the next chunk: keep the last stretch that is not whole until the file ends.
+            last = heads[-1] if heads else 0
+            tail = last if more and isinstance(last, int) else 0
+            if tail:
+                heads.pop()
+            yield from heads
+            if not more:
+                return
+            carried = data[len(data) - tail :] if tail else b""
+            base += len(data) - len(carried)
+
+
+def _differences(name: str, there: Any, here: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for key in sorted({*there, *here}):
+            yield from _differences(f"{name}.{key}", there.get(key), here.get(key))
+    elif there != here:
+        yield name, there, here

@@ -1,0 +1,153 @@
+"""Where each row's best outcome lies in the journal: sorted arrays of 41 bytes a row, and a small table of new ones.
+
+Goes in: the heads of journal frames, in the order they were written. Comes out: for one sample_id or for a whole array
+of keys, where the outcome that counts is stored and how it stands. Holds no content.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle3_data.generation.entry import Head, State, row_key
+
+U64 = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.void]
+
+# On disk and in memory alike: what one frame is known by. Little-endian, unpadded.
+ROW: Final = np.dtype(
+    [
+        ("hi", "<u8"),
+        ("lo", "<u8"),
+        ("offset", "<u8"),
+        ("crc", "<u4"),
+        ("prompt_crc", "<u4"),
+        ("tokens", "<u4"),
+        ("segment", "<u2"),
+        ("rounds", "<u2"),
+        ("state", "u1"),
+    ]
+)
+_REST: Final = [name for name in ROW.names or () if name != "hi"]
+_MERGE_AT: Final = 1 << 16
+
+
+def keys_of(sample_ids: Iterable[str]) -> U64:
+    """Return the keys of many rows, shape (rows, 2), uint64 (the two halves of `row_key`)."""
+    joined = b"".join(map(row_key, sample_ids))
+    return np.frombuffer(joined, "<u8").reshape(-1, 2)
+
+
+def rows_of(heads: Sequence[Head], segment: int) -> Rows:
+    """Return index rows of frames of one segment."""
+    rows = np.zeros(len(heads), ROW)
+    if heads:
+        halves = np.frombuffer(b"".join(head.key for head in heads), "<u8").reshape(-1, 2)
+        rows["hi"], rows["lo"] = halves[:, 0], halves[:, 1]
+        rows["segment"] = segment
+        for name, column in zip(Head._fields[1:], list(zip(*heads, strict=True))[1:], strict=True):
+            rows[name] = column
+    return rows
+
+
+def _standing(rows: Rows) -> npt.NDArray[np.int64]:
+    """Rank outcomes of one row: an answer beats none, more rounds beat fewer, then the first; of failures the last."""
+    sequence = np.arange(len(rows), dtype=np.int64)
+    done = (rows["state"] >= State.STOP) & (rows["state"] <= State.LENGTH_CONTEXT)
+    answered = (
+        (1 << 62)
+        + (rows["rounds"].astype(np.int64) << 45)
+        + ((rows["state"] == State.LENGTH_CONTEXT).astype(np.int64) << 44)
+        + ((1 << 43) - sequence)
+    )
+    return np.where(done, answered, sequence)
+
+
+class JournalIndex:
+    """The outcome that counts of every row. Not thread-safe: one thread adds and asks."""
+
+    def __init__(self) -> None:
+        self._hi: U64 = np.zeros(0, np.uint64)
+        self._rest: dict[str, npt.NDArray[Any]] = {name: np.zeros(0, ROW[name]) for name in _REST}
+        self._recent: dict[bytes, tuple[Head, int]] = {}
+
+    def __len__(self) -> int:
+        self.settle()
+        return len(self._hi)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the arrays."""
+        return self._hi.nbytes + sum(column.nbytes for column in self._rest.values())
+
+    def add(self, head: Head, segment: int) -> None:
+        """Take in one new frame."""
+        known = self._recent.get(head.key)
+        if known is not None:
+            pair = np.concatenate([rows_of([known[0]], known[1]), rows_of([head], segment)])
+            if int(np.argmax(_standing(pair))) == 0:
+                return
+        self._recent[head.key] = (head, segment)
+        if len(self._recent) >= _MERGE_AT:
+            self.settle()
+
+    def add_rows(self, parts: Sequence[Rows]) -> None:
+        """Take in frames of whole segments, in the order they were written."""
+        self.settle()
+        base = np.zeros(len(self._hi), ROW)
+        base["hi"] = self._hi
+        for name in _REST:
+            base[name] = self._rest[name]
+        rows = np.concatenate([base, *parts])
+        del base
+        order = np.lexsort((_standing(rows), rows["hi"]))
+        hi = rows["hi"][order]
+        last = np.ones(len(hi), bool)
+        last[:-1] = hi[1:] != hi[:-1]
+        winners = order[last]
+        self._hi = np.ascontiguousarray(hi[last])
+        self._rest = {name: np.ascontiguousarray(rows[name][winners]) for name in _REST}
+
+    def settle(self) -> None:
+        """Merge the table of new frames into the arrays."""
+        if self._recent:
+            recent, self._recent = self._recent, {}
+            by_segment: dict[int, list[Head]] = {}
+            for head, segment in recent.values():
+                by_segment.setdefault(segment, []).append(head)
+            self.add_rows([rows_of(heads, segment) for segment, heads in by_segment.items()])
+
+    def find(self, key: bytes) -> tuple[Head, int] | None:
+        """Return the head and segment of a row's outcome, or None."""
+        found = self._at(key)
+        recent = self._recent.get(key)
+        if recent is None or found is None:
+            return recent or found
+        pair = np.concatenate([rows_of([found[0]], found[1]), rows_of([recent[0]], recent[1])])
+        return recent if int(np.argmax(_standing(pair))) else found
+
+    def _at(self, key: bytes) -> tuple[Head, int] | None:
+        hi = np.uint64(int.from_bytes(key[:8], "little"))
+        at = int(np.searchsorted(self._hi, hi))
+        if at == len(self._hi) or self._hi[at] != hi or int(self._rest["lo"][at]) != int.from_bytes(key[8:], "little"):
+            return None
+        values = {name: int(self._rest[name][at]) for name in Head._fields[1:]}
+        return Head(key, **values), int(self._rest["segment"][at])
+
+    def positions(self, keys: U64) -> npt.NDArray[np.int64]:
+        """Return where each key's row is in the arrays, or -1: int64, shape (rows,). Valid until the next addition."""
+        self.settle()
+        if not len(self._hi):
+            return np.full(len(keys), -1, np.int64)
+        at = np.searchsorted(self._hi, keys[:, 0])
+        at[at == len(self._hi)] = 0
+        same = (self._hi[at] == keys[:, 0]) & (self._rest["lo"][at] == keys[:, 1])
+        return np.where(same, at, -1).astype(np.int64)
+
+    def column(self, name: str, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return one field of the rows at `positions`, 0 where a position is -1."""
+        if not len(self._hi):
+            return np.zeros(len(positions), ROW[name])
+        values = self._rest[name][np.maximum(positions, 0)]
+        return np.where(positions >= 0, values, values.dtype.type(0))
