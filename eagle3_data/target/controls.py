@@ -1,0 +1,193 @@
+"""Which tokens are control tokens, and how text that spells one is kept from becoming one.
+
+Goes in: the added tokens of a tokenizer. Comes out: a table of control strings and ids that finds them in text,
+disarms them in a chat before the template sees it, and cuts a rendered chat into ordinary text and the template's
+own controls.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+# Some vocabularies (Gemma's) hold plain HTML tags as added tokens: those are text, a message may spell them.
+_HTML: Final = re.compile(
+    r"</?(a|b|blockquote|body|br|caption|code|d[dlt]|div|em|h[1-6r]|head|html|i|img|li|ol|p|pre|s|span|strong|su[bp]"
+    r"|table|tbody|t[dhr]|tfoot|thead|u|ul)/?>"
+)
+
+# Noncharacters: Unicode keeps them out of interchanged text for ever, so one that a chat does not hold can always be
+# found.
+_MARKS: Final = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
+
+# Keys that templates read by name; any other key of a tool schema is data, and some templates print it between < and
+# >.
+_SCHEMA_KEYS: Final = frozenset(
+    word
+    for line in (
+        "role content reasoning_content reasoning thinking tool_calls tool_call_id name id type function arguments",
+        "parameters properties required description items enum anyOf oneOf allOf not default title format $ref $defs",
+        "additionalProperties definitions minimum maximum minItems maxItems minLength maxLength pattern nullable const",
+        "examples strict return text image image_url video video_url url",
+    )
+    for word in line.split()
+)
+
+# White space that an added token with lstrip or rstrip swallows.
+_SPACE: Final = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """One added token of a tokenizer."""
+
+    id: int
+    content: str
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+
+def is_control(token: AddedToken) -> bool:
+    """Tell whether an added token steers the model, so that no message may produce it.
+
+    Every special token does, and every other added token that is not white space, a word or an HTML tag: markers
+    such as `</think>` and `<|tool_call_begin|>` are often added without the special flag.
+    """
+    if token.special:
+        return bool(token.content)
+    if not token.content.strip() or token.content.isalnum():
+        return False
+    return _HTML.fullmatch(token.content) is None
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer.
+
+    Attributes:
+        ids: string -> id.
+        strings: id -> string.
+        mask: bool array over ids, True where an id is a control token.
+    """
+
+    def __init__(self, added: Iterable[AddedToken]) -> None:
+        tokens = [token for token in added if is_control(token)]
+        self.ids: dict[str, int] = {token.content: token.id for token in tokens}
+        self.strings: dict[int, str] = {token.id: token.content for token in tokens}
+        self.normalized: bool = any(token.normalized for token in tokens)
+        size = max(self.strings, default=-1) + 1
+        self.mask: npt.NDArray[np.bool_] = np.zeros(size, dtype=bool)
+        self.mask[list(self.strings)] = True
+        longest_first = sorted(tokens, key=lambda token: -len(token.content))
+        self._pattern = re.compile("|".join(re.escape(token.content) for token in longest_first) or r"(?!)")
+        self._cutter = re.compile(
+            "|".join(
+                (_SPACE if token.lstrip else "") + f"({re.escape(token.content)})" + (_SPACE if token.rstrip else "")
+                for token in longest_first
+            )
+            or r"(?!)"
+        )
+        self._heads = frozenset(content[:1] for content in self.ids)
+        self._prefixes = frozenset(content[:end] for content in self.ids for end in range(1, len(content)))
+        self._longest = max((len(content) for content in self.ids), default=0)
+        self._joined = "\0".join(self.ids)
+
+    def spelled(self, text: str) -> list[str]:
+        """Return the control strings that `text` spells, in order."""
+        return self._pattern.findall(text)
+
+    def first(self, text: str) -> int | None:
+        """Return where the first control string of `text` begins, None if there is none."""
+        match = self._pattern.search(text)
+        return match.start() if match else None
+
+    def is_in(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """Return a bool array (n,), True where `ids` (n,) is a control token."""
+        known = (ids >= 0) & (ids < len(self.mask))
+        return known & self.mask[np.where(known, ids, 0)] if len(self.mask) else known
+
+    def _ends_open(self, text: str) -> bool:
+        tail = text[-self._longest :]
+        return any(tail[start:] in self._prefixes for start in range(len(tail)) if tail[start] in self._heads)
+
+    def threatens(self, value: Any) -> bool:
+        """Tell whether any string in nested `value` spells a control string or could become the head of one."""
+        if isinstance(value, str):
+            return bool(value) and (self._pattern.search(value) is not None or self._ends_open(value))
+        if isinstance(value, Mapping):
+            return any(self._key_threatens(key) or self.threatens(item) for key, item in value.items())
+        if isinstance(value, (list, tuple)):
+            return any(self.threatens(item) for item in value)
+        return False
+
+    def _key_threatens(self, key: Any) -> bool:
+        return isinstance(key, str) and key not in _SCHEMA_KEYS and (key in self._joined or self.threatens(key))
+
+    def count(self, value: Any) -> int:
+        """Return how many control strings the strings of nested `value` spell."""
+        if isinstance(value, str):
+            return len(self._pattern.findall(value))
+        if isinstance(value, Mapping):
+            return sum(self.count(key) + self.count(item) for key, item in value.items())
+        if isinstance(value, (list, tuple)):
+            return sum(self.count(item) for item in value)
+        return 0
+
+    def disarm(self, value: Any, mark: str) -> Any:
+        """Return nested `value` with `mark` inside every control string, so that none is left and none can be joined.
+
+        A string that ends in the head of a control string gets the mark at its end: the next part of the chat could
+        complete it. Removing the marks gives the text back.
+        """
+        if isinstance(value, str):
+            while self._pattern.search(value):
+                value = self._pattern.sub(lambda match: match[0][0] + mark + match[0][1:], value)
+            return value + mark if value and self._ends_open(value) else value
+        if isinstance(value, Mapping):
+            return {self._disarm_key(key, mark): self.disarm(item, mark) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.disarm(item, mark) for item in value]
+        return value
+
+    def _disarm_key(self, key: Any, mark: str) -> Any:
+        if not self._key_threatens(key):
+            return key
+        disarmed = self.disarm(key, mark)
+        return disarmed if disarmed != key else key[0] + mark + key[1:]
+
+    def cut(self, text: str) -> list[tuple[str, int]]:
+        """Cut a rendered chat at its control strings.
+
+        Returns:
+            Pairs of ordinary text and the id of the control token after it; −1 after the last text.
+        """
+        pieces: list[tuple[str, int]] = []
+        start = 0
+        for match in self._cutter.finditer(text):
+            pieces.append((text[start : match.start()], self.ids[match[match.lastindex or 0]]))
+            start = match.end()
+        pieces.append((text[start:], -1))
+        return pieces
+
+
+def free_mark(value: Any) -> str:
+    """Return a noncharacter that no string in nested `value` holds."""
+    used: set[str] = set()
+
+    def collect(item: Any) -> None:
+        if isinstance(item, str):
+            used.update(item)
+        elif isinstance(item, Mapping):
+            for key, entry in item.items():
+                collect(key)
+                collect(entry)
+        elif isinstance(item, (list, tuple)):
+            for entry in item:
+                collect(entry)
+
+    collect(value)
+    return next((mark for mark in _MARKS if mark not in used), chr(0x10FFFF))

@@ -1,0 +1,346 @@
+"""Reads what a chat template does by rendering sentinel words through it.
+
+Goes in: a template, the control tokens of its tokenizer and the end ids of the model's configuration. Comes out: the
+rules for preparing chats and the token profile. Nothing is typed in for a model: what cannot be read off is one
+error that names the fields to give in the recipe.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from eagle3_data.errors import DataError, TargetError
+from eagle3_data.target.chats import Chat, ChatRules, prepare_tools
+from eagle3_data.target.controls import ControlTokens
+from eagle3_data.target.profile import ThinkingState, TokenProfile
+from eagle3_data.target.template import ChatTemplate
+
+# The markers of thinking that models in use have; the first pair whose two strings are single added tokens counts.
+THINK_MARKERS: Final = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("◁think▷", "◁/think▷"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<thought>", "</thought>"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+)
+THINKING_SWITCHES: Final = ("thinking", "enable_thinking")
+_HARMONY: Final = ("<|start|>", "<|channel|>", "<|message|>")
+
+_USER, _CONTENT, _REASON, _RESULT = "Zquestion", "Zanswer", "Zreason", "Zresult"
+_NAMES, _VALUES, _IDS = ("zfirst", "zsecond"), ("Zone", "Ztwo"), ("Zcallone1", "Zcalltwo2")
+
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class EndIds:
+    """Ids that end an answer by the model's files: config.json, generation_config.json, the tokenizer."""
+
+    generation_config: tuple[int, ...] = ()
+    config: tuple[int, ...] = ()
+    tokenizer: tuple[int, ...] = ()
+
+
+@dataclass
+class _Calls:
+    """What rendering tool calls showed."""
+
+    mapping: bool = False
+    shows_ids: bool = False
+    shows_names: bool = False
+    before: list[int] = field(default_factory=list)
+    separator: int | None = None
+    between: list[int] = field(default_factory=list)
+    after: list[int] = field(default_factory=list)
+    messages: list[dict[str, Any]] | None = None
+
+
+class Prober:
+    """Renders sentinel chats through one template."""
+
+    def __init__(self, template: ChatTemplate, controls: ControlTokens) -> None:
+        self._template = template
+        self._controls = controls
+        self.calls = self._probe_calls()
+
+    # ---- rendering
+
+    def _text(
+        self, messages: list[dict[str, Any]], tools: bool = False, prompt: bool = False, **variables: Any
+    ) -> str:
+        template = (
+            self._template.with_variables({**self._template.variables, **variables}) if variables else self._template
+        )
+        schemas, declaration = prepare_tools(_TOOLS, template.takes_typescript) if tools else (None, None)
+        return template.text(Chat(messages, schemas, declaration), generation_prompt=prompt)
+
+    def _try(self, messages: list[dict[str, Any]], tools: bool = False, prompt: bool = False) -> str | None:
+        try:
+            return self._text(messages, tools, prompt)
+        except DataError:
+            return None
+
+    def _ids(self, text: str) -> list[int]:
+        return [index for _, index in self._controls.cut(text) if index >= 0]
+
+    # ---- calls
+
+    def _probe_calls(self) -> _Calls:
+        plain = self._try([_user(), _assistant()]) or ""
+        seen = set(self._ids(plain))
+        for content, count in ((_CONTENT, 2), ("", 2), ("", 1)):
+            for mapping in (False, True):
+                messages = [_user(), _calling(content, count, mapping)]
+                text = self._try(messages, tools=True)
+                if text is None:
+                    continue
+                start = text.rfind(content or _USER)
+                tail = text[max(start, 0) :]
+                shown = [_json(index) if not mapping else _VALUES[index] for index in range(count)]
+                if all(piece in tail for piece in shown):
+                    return self._read_calls(tail, count, mapping, seen, messages)
+        return _Calls()
+
+    def _read_calls(
+        self, tail: str, count: int, mapping: bool, seen: set[int], messages: list[dict[str, Any]]
+    ) -> _Calls:
+        def where(words: Sequence[str], index: int) -> int:
+            return tail.find(words[index])
+
+        names = [where(_NAMES, index) for index in range(count)]
+        ids = [where(_IDS, index) for index in range(count)]
+        calls = _Calls(mapping, shows_ids=ids[0] >= 0, shows_names=names[0] >= 0, messages=messages)
+        heads = [
+            min(place for place in (names[index], ids[index]) if place >= 0)
+            for index in range(count)
+            if names[index] >= 0 or ids[index] >= 0
+        ]
+        if len(heads) != count:
+            return calls
+        values = [where(_VALUES, index) for index in range(count)]
+        calls.before = [index for index in self._ids(tail[: heads[0]]) if index not in seen]
+        if heads[0] < values[0]:
+            between = self._ids(tail[heads[0] : values[0]])
+            calls.separator = between[0] if between else None
+        if count == 2:
+            calls.between = self._ids(tail[values[0] : heads[1]])
+        calls.after = [index for index in self._ids(tail[values[-1] :]) if index not in seen]
+        return calls
+
+    # ---- rules
+
+    def rules(self) -> ChatRules:
+        """Return how chats must be prepared for this template."""
+        named = self._try([{**_user(), "name": "Zname"}])
+        unnamed = self._try([_user()])
+        replaces = bool(named and unnamed and "Zname" in named and named.replace("Zname", "user") == unnamed)
+        return ChatRules(
+            mapping_arguments=self.calls.mapping,
+            canonical_call_ids=self.calls.shows_ids and not self.calls.shows_names,
+            name_replaces_role=replaces,
+            typescript_tools=self._template.takes_typescript,
+        )
+
+    # ---- thinking
+
+    def switch(self) -> str | None:
+        """Return the template variable that turns thinking on and off, None if neither known one changes anything."""
+        for name in THINKING_SWITCHES:
+            try:
+                on = self._text([_user()], prompt=True, **{name: True})
+                off = self._text([_user()], prompt=True, **{name: False})
+            except DataError:
+                continue
+            if on != off:
+                return name
+        return None
+
+    def think_ids(self) -> tuple[int | None, int | None]:
+        """Return the ids of the thinking markers that the template can write, (None, None) if there are none."""
+        sources = "\n".join(self._template.sources())
+        for begin, end in THINK_MARKERS:
+            if begin in self._controls.ids and end in self._controls.ids and (end in sources or begin in sources):
+                return self._controls.ids[begin], self._controls.ids[end]
+        return None, None
+
+    def generation_prompt(self) -> str:
+        """Return the text that the template adds after a final user message.
+
+        Raises:
+            TargetError: asking for a generation prompt changes the chat before it, or adds nothing.
+        """
+        without = self._text([_user()])
+        with_prompt = self._text([_user()], prompt=True)
+        if not with_prompt.startswith(without) or with_prompt == without:
+            raise TargetError(
+                "the chat template adds no generation prompt of its own (add_generation_prompt changes "
+                f"{'nothing' if with_prompt == without else 'the chat before it'}), so the target cannot be asked to "
+                "answer; mend chat_template.jinja"
+            )
+        return with_prompt[len(without) :]
+
+    def tool_turn(self, default: str) -> str:
+        """Return the text after a final tool result, generation prompt included; `default` if none can be rendered."""
+        if self.calls.messages is None:
+            return default
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": _RESULT}
+            for call in self.calls.messages[-1]["tool_calls"]
+        ]
+        text = self._try([*self.calls.messages, *results], tools=True, prompt=True)
+        if text is None or _RESULT not in text:
+            return default
+        tail = text[text.rfind(_RESULT) + len(_RESULT) :]
+        # Ordinary text before the first control token may merge with the end of the result, so it proves nothing.
+        first = self._controls.first(tail)
+        return tail if first is None else tail[first:]
+
+    def state(self, suffix: str, begin: int | None, end: int | None) -> ThinkingState:
+        """Tell whether the generation prompt `suffix` leaves thinking open, closed, or to the model."""
+        if end is None:
+            return "none"
+        marks = [index for index in self._ids(suffix) if index in (begin, end)]
+        if not marks:
+            return "model"
+        return "open" if marks[-1] == begin else "closed"
+
+    def keeps_reasoning(self) -> tuple[bool, bool]:
+        """Tell whether reasoning shows in the last answer, and in an earlier one, when a chat is rendered again."""
+        answer = {**_assistant(), "reasoning_content": _REASON}
+        last, history = self._try([_user(), answer]), self._try([_user(), answer, _user()])
+        return bool(last and _REASON in last), bool(history and _REASON in history)
+
+    def shows_tools(self) -> bool:
+        """Tell whether the template prints the tools at all."""
+        text = self._try([_user()], tools=True)
+        return bool(text and _NAMES[0] in text)
+
+    # ---- end of turn
+
+    def end_of_turn(self) -> int | None:
+        """Return the control token that the template puts right after an answer, None if it puts none."""
+        text = self._try([_user(), _assistant()])
+        if text is None or _CONTENT not in text:
+            return None
+        pieces = self._controls.cut(text[text.rfind(_CONTENT) + len(_CONTENT) :])
+        between, index = pieces[0]
+        return index if index >= 0 and not between.strip() else None
+
+    def is_harmony(self) -> bool:
+        """Tell whether the template writes the harmony format (gpt-oss), which marks no thinking but channels."""
+        sources = "\n".join(self._template.sources())
+        return all(marker in self._controls.ids and marker in sources for marker in _HARMONY)
+
+
+def build_profile(
+    prober: Prober,
+    encode: Encode,
+    ends: EndIds,
+    *,
+    vocabulary_size: int,
+    bos: int | None,
+    tools_format: str,
+    given: Mapping[str, Any],
+) -> TokenProfile:
+    """Read the token profile off a template.
+
+    Args:
+        prober: the template, with the thinking switch set as it will be used.
+        encode: rendered text to ids, control strings live.
+        ends: end ids by the model's files.
+        vocabulary_size, bos, tools_format: as in TokenProfile.
+        given: fields of the recipe, which win over what is read.
+
+    Raises:
+        TargetError: something cannot be read off and `given` does not hold it.
+    """
+    if prober.is_harmony() and not {"end_of_turn_ids", "thinking_state"} <= given.keys():
+        raise TargetError(
+            "this template writes the harmony format, whose thinking stands in channels that no single token closes, "
+            "so the profile cannot be read off it; give target.profile in the recipe: end_of_turn_ids (the ids that end "
+            "an answer: <|return|>, <|call|>), thinking_state (none, or open), and think_begin_id and think_end_id if "
+            "thinking is to be counted"
+        )
+    begin, end = prober.think_ids()
+    suffix = prober.generation_prompt()
+    own_end = prober.end_of_turn()
+    if own_end is None and not (ends.generation_config or ends.config or "end_of_turn_ids" in given):
+        raise TargetError(
+            "the chat template writes no end of turn, and there is no config.json or generation_config.json beside "
+            "the tokenizer that names it; give target.profile.end_of_turn_ids in the recipe (the ids that end an answer)"
+        )
+    listed = [*([] if own_end is None else [own_end]), *ends.generation_config, *ends.config, *ends.tokenizer]
+    before, between, after = prober.calls.before, prober.calls.between, prober.calls.after
+    call_begin = before[-1] if before else None
+    call_end = between[0] if between and between[0] != call_begin else (after[0] if after else None)
+    outer_end = [index for index in after if index != call_end]
+    last, history = prober.keeps_reasoning()
+    profile = TokenProfile(
+        vocabulary_size=vocabulary_size,
+        bos=bos,
+        end_of_turn_ids=tuple(dict.fromkeys(listed)),
+        generation_prompt_ids=tuple(int(index) for index in encode(suffix)),
+        tool_turn_ids=tuple(int(index) for index in encode(prober.tool_turn(suffix))),
+        thinking_state=prober.state(suffix, begin, end),
+        thinking_switch=prober.switch(),
+        think_begin_id=begin,
+        think_end_id=end,
+        tool_section_begin_id=before[0] if len(before) > 1 else None,
+        tool_section_end_id=outer_end[0] if len(before) > 1 and outer_end else None,
+        tool_call_begin_id=call_begin,
+        tool_call_end_id=call_end if call_begin is not None else None,
+        tool_separator_id=prober.calls.separator if call_begin is not None else None,
+        keeps_reasoning_last=last,
+        keeps_reasoning_history=history,
+        tools_format=tools_format if prober.shows_tools() else "none",
+    )
+    return profile.replaced(given)
+
+
+def _user() -> dict[str, Any]:
+    return {"role": "user", "content": _USER}
+
+
+def _assistant() -> dict[str, Any]:
+    return {"role": "assistant", "content": _CONTENT}
+
+
+def _json(index: int) -> str:
+    return json.dumps({"zkey": _VALUES[index]})
+
+
+def _calling(content: str, count: int, mapping: bool) -> dict[str, Any]:
+    calls = [
+        {
+            "id": _IDS[index],
+            "type": "function",
+            "function": {
+                "name": _NAMES[index],
+                "arguments": {"zkey": _VALUES[index]} if mapping else _json(index),
+            },
+        }
+        for index in range(count)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+_TOOLS: Final = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Zdescription",
+            "parameters": {
+                "type": "object",
+                "properties": {"zkey": {"type": "string", "description": "Zmeaning"}},
+                "required": ["zkey"],
+            },
+        },
+    }
+    for name in _NAMES
+]

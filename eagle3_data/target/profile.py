@@ -1,0 +1,116 @@
+"""What a target's control tokens mean, in one record that is stored with the data.
+
+Goes in: the findings of `probing`, or a mapping from a manifest or recipe. Comes out: a frozen TokenProfile, which the
+splitter, the record checks and the card read.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from eagle3_data.errors import TargetError
+
+ThinkingState = Literal["open", "closed", "model", "none"]
+THINKING_STATES: Final = ("open", "closed", "model", "none")
+
+
+@dataclass(frozen=True)
+class TokenProfile:
+    """The token profile of a target under one setting of its thinking switch. All ids are token ids.
+
+    Attributes:
+        vocabulary_size: ids are below this; a larger one is never sent.
+        bos: the begin-of-sequence id, None if there is none.
+        end_of_turn_ids: every id that ends an answer, the template's own first.
+        generation_prompt_ids: what the template puts after the last user message.
+        tool_turn_ids: what it puts after the text of a final tool result; some templates add no generation prompt
+            there.
+        thinking_state: `open` (the prompt opened the thinking), `closed` (the prompt closed it), `model` (the model
+            opens it or not), `none` (no thinking).
+        thinking_switch: name of the template variable that turns thinking on and off, None if there is none.
+        think_begin_id, think_end_id: the thinking markers, None without thinking.
+        tool_section_begin_id, tool_section_end_id: around all calls of an answer, None if there are no such tokens.
+        tool_call_begin_id, tool_call_end_id: around one call, None if calls are plain text.
+        tool_separator_id: between the name (or id) of a call and its arguments, None if that is text.
+        keeps_reasoning_last, keeps_reasoning_history: whether re-rendering a chat shows the reasoning of its last
+            answer and of earlier ones.
+        tools_format: `typescript`, `json`, or `none` where the template ignores tools.
+    """
+
+    vocabulary_size: int
+    bos: int | None
+    end_of_turn_ids: tuple[int, ...]
+    generation_prompt_ids: tuple[int, ...]
+    tool_turn_ids: tuple[int, ...]
+    thinking_state: ThinkingState
+    thinking_switch: str | None = None
+    think_begin_id: int | None = None
+    think_end_id: int | None = None
+    tool_section_begin_id: int | None = None
+    tool_section_end_id: int | None = None
+    tool_call_begin_id: int | None = None
+    tool_call_end_id: int | None = None
+    tool_separator_id: int | None = None
+    keeps_reasoning_last: bool = False
+    keeps_reasoning_history: bool = False
+    tools_format: str = "none"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the profile as JSON-ready values."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "TokenProfile":
+        """Read a profile that `to_dict` wrote; keys of newer versions are ignored.
+
+        Raises:
+            TargetError: a field is missing or has a wrong type.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        try:
+            return cls(**_checked({key: value for key, value in values.items() if key in known}))
+        except TypeError as error:
+            raise TargetError(f"token profile: {error}") from error
+
+    def replaced(self, fields: Mapping[str, Any]) -> "TokenProfile":
+        """Return the profile with the fields that a recipe gives.
+
+        Raises:
+            TargetError: an unknown field or a wrong type.
+        """
+        return dataclasses.replace(self, **_checked(fields))
+
+
+_LISTS: Final = ("end_of_turn_ids", "generation_prompt_ids", "tool_turn_ids")
+_FLAGS: Final = ("keeps_reasoning_last", "keeps_reasoning_history")
+_TEXTS: Final = ("thinking_switch", "tools_format")
+
+
+def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
+    known = [field.name for field in dataclasses.fields(TokenProfile)]
+    checked: dict[str, Any] = {}
+    for key, value in fields.items():
+        if key not in known:
+            raise TargetError(f"target.profile: unknown field {key!r}; known fields are {', '.join(known)}")
+        if key in _LISTS:
+            if isinstance(value, int) and not isinstance(value, bool):
+                value = [value]
+            good = isinstance(value, (list, tuple)) and all(_is_id(item) for item in value)
+            value = tuple(value) if good else value
+        elif key == "thinking_state":
+            good = value in THINKING_STATES
+        elif key in _FLAGS:
+            good = isinstance(value, bool)
+        elif key in _TEXTS:
+            good = value is None or isinstance(value, str)
+        else:
+            good = _is_id(value) or (value is None and key != "vocabulary_size")
+        if not good:
+            raise TargetError(f"target.profile.{key}: {value!r} is not a value of this field")
+        checked[key] = value
+    return checked
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,77 @@
+"""The chat template of a tokenizer, as text goes.
+
+Goes in: a transformers tokenizer and a prepared chat. Comes out: the rendered text, before it is encoded. The
+rendering is transformers' own (its sandbox, filters and variables), so that the text is what `apply_chat_template`
+makes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from eagle3_data.errors import DataError, TargetError
+from eagle3_data.target.chats import Chat
+
+_TYPESCRIPT_VARIABLE: Final = "tools_ts_str"
+
+
+class ChatTemplate:
+    """The template of one tokenizer, with the template variables that are always passed (the thinking switch)."""
+
+    def __init__(self, tokenizer: Any, variables: Mapping[str, Any] | None = None) -> None:
+        from transformers import PreTrainedTokenizerBase
+
+        if not tokenizer.chat_template:
+            raise TargetError(f"{tokenizer.name_or_path}: the tokenizer has no chat template; add chat_template.jinja")
+        self._tokenizer = tokenizer
+        self.variables = dict(variables or {})
+        self.takes_typescript = any(_TYPESCRIPT_VARIABLE in source for source in self.sources())
+        own_class = type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
+        # Kimi's class overrides apply_chat_template only to add the TypeScript declaration, which we make ourselves.
+        self._by_class = own_class and not self.takes_typescript
+
+    def sources(self) -> list[str]:
+        """Return the Jinja source, or all of them where there are several by name."""
+        template = self._tokenizer.chat_template
+        return list(template.values()) if isinstance(template, dict) else [template]
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "ChatTemplate":
+        """Return the same template with other variables."""
+        return ChatTemplate(self._tokenizer, variables)
+
+    def text(self, chat: Chat, *, generation_prompt: bool = True) -> str:
+        """Render a chat.
+
+        Raises:
+            DataError: the template refuses this chat; the text holds its reason.
+        """
+        variables = dict(self.variables)
+        if chat.tools_ts is not None:
+            variables[_TYPESCRIPT_VARIABLE] = chat.tools_ts
+        try:
+            return self._render(chat, generation_prompt, variables)
+        except Exception as error:
+            # Whatever a template raises (Jinja errors, TypeErrors of its expressions) is about this chat.
+            raise DataError(f"the chat template refuses this chat: {type(error).__name__}: {error}") from error
+
+    def _render(self, chat: Chat, generation_prompt: bool, variables: dict[str, Any]) -> str:
+        if self._by_class:
+            text: str = self._tokenizer.apply_chat_template(
+                chat.messages,
+                tools=chat.tools,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **variables,
+            )
+            return text
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered: Any = render_jinja_template(
+            conversations=[chat.messages],
+            tools=chat.tools,
+            documents=None,
+            chat_template=self._tokenizer.get_chat_template(None, chat.tools),
+            add_generation_prompt=generation_prompt,
+            **{**self._tokenizer.special_tokens_map, **variables},
+        )
+        text = rendered[0][0]
+        return text
