@@ -306,8 +306,8 @@ def quantile(curve: Curve, p: float, confidence: float = CONFIDENCE) -> Interval
     value = first_at_most(steps, curve.survival(steps), target)
     if value is not None and until is not None and value > until:
         value = None
-    low = first_at_most(steps, lower_limit(curve, steps, alpha), target)
-    high = first_at_most(steps, upper_limit(curve, steps, alpha), target)
+    low = first_limit_at_most(curve, target, alpha, upper=False)
+    high = first_limit_at_most(curve, target, alpha, upper=True)
     if low == steps[0] and _no_lower_limit(curve, p, alpha):
         low = None
     return Interval(value, low, high)
@@ -321,6 +321,23 @@ def first_at_most(steps: Ints, survival: Floats, target: float) -> int | None:
     """Return the first step at which a falling curve is at most `target`; None when it never is."""
     index = int(np.argmax(survival <= target)) if len(survival) else 0
     return int(steps[index]) if len(survival) and survival[index] <= target else None
+
+
+def first_limit_at_most(curve: Curve, target: float, alpha: float, *, upper: bool) -> int | None:
+    """Return the first step at which a limit of P(length > x) is at most `target`; None when it never is.
+
+    Beta quantiles are dear and limits fall, so 64 steps at a time are looked at instead of all.
+    """
+    limit = upper_limit if upper else lower_limit
+    first, last = 0, len(curve.steps) - 1
+    if last < 0 or limit(curve, curve.steps[[last]], alpha)[0] > target:
+        return None
+    while first < last:
+        tried = np.unique(np.linspace(first, last, 64).astype(int))
+        index = int(np.argmax(limit(curve, curve.steps[tried], alpha) <= target))
+        last = int(tried[index])
+        first = int(tried[index - 1]) + 1 if index else last
+    return int(curve.steps[last])
 
 
 def restricted_mean(curve: Curve, cap: int) -> float:

@@ -6,6 +6,7 @@ Goes in: `LengthReport.to_dict()`. Comes out: Markdown.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eagle3_data.lengths import wording
 from eagle3_data.lengths.tables import Table, report_tables
 
 
@@ -16,7 +17,10 @@ def to_markdown(values: Mapping[str, Any], level: int = 3) -> str:
         values: `LengthReport.to_dict()`.
         level: of the headings.
     """
-    parts = []
+    parts = [f"Intervals are at {wording.percent(values['confidence'])}. All figures: `lengths.json`.", ""]
+    parts += [f"- {sentence}" for sentence in values["remarks"]]
+    parts += [f"- {' '.join(section['advice']['words'])}" for section in values["sources"].values()]
+    parts.append("")
     for table in report_tables(values):
         parts += [f"{'#' * level} {table.title}", "", *([table.note, ""] if table.note else []), *_lines(table), ""]
     return "\n".join(parts)

@@ -14,14 +14,18 @@ import datasets
 
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.lengths import reading, summary
-from eagle3_data.lengths.censoring import Curve
+from eagle3_data.lengths.advice import advise
+from eagle3_data.lengths.advice_words import advice_sentences, report_sentences
+from eagle3_data.lengths.censoring import Curve, SourceCurve
 from eagle3_data.lengths.distribution import LengthCounts
 from eagle3_data.lengths.intervals import CONFIDENCE, rounded
 from eagle3_data.lengths.reading import MEASURES, SourceTally, Unfinished
+from eagle3_data.lengths.tail import TailModel, fit_tail
 from eagle3_data.run_folder import RunFolder, write_json
 
 FORMAT: Final = 1
 WHOLE: Final = "whole"
+DEFAULT_TARGET: Final = 0.01
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,13 @@ class LengthReport:
         values: what `to_dict` returns.
         counts: (source, measure) -> the table of lengths behind it, for figures and comparison.
         curves: (source or "whole", measure) -> the survival curve behind it.
+        tails: source -> the model of its completion lengths beyond the caps, where one could be fitted.
     """
 
     values: dict[str, Any]
     counts: dict[tuple[str, str], LengthCounts] = field(repr=False)
     curves: dict[tuple[str, str], Curve] = field(repr=False)
+    tails: dict[str, TailModel] = field(repr=False)
 
     @property
     def sources(self) -> list[str]:
@@ -47,11 +53,11 @@ class LengthReport:
         """Return the report as JSON values: what `lengths.json` holds."""
         return self.values
 
-    def to_text(self, width: int | None = None) -> str:
-        """Return the report for a terminal."""
+    def to_text(self, width: int | None = None, *, full: bool = False) -> str:
+        """Return the report for a terminal of `width` columns: a compact view, or (`full`) every interval."""
         from eagle3_data.lengths.text import to_text
 
-        return to_text(self.values, width)
+        return to_text(self.values, width, full=full)
 
     def to_markdown(self) -> str:
         """Return the report as Markdown tables for the card, headings from level 3 down."""
@@ -69,7 +75,7 @@ def measure_lengths(
     *,
     manifest: Mapping[str, Any] | None = None,
     weights: Mapping[str, float] | None = None,
-    truncation_target: float | Mapping[str, float] = 0.01,
+    truncation_target: float | Mapping[str, float] | None = None,
     confidence: float = CONFIDENCE,
 ) -> LengthReport:
     """Measure prompt, completion, reasoning and answer lengths of records, by source and as a whole.
@@ -79,7 +85,8 @@ def measure_lengths(
             Hub data set (`org/name@revision`). Only scalar columns are read.
         manifest: what the run says of itself (caps, context length, throughput), if it is not in the run folder.
         weights: share of each source in the whole, in any unit; by default its rows, unanswered ones included.
-        truncation_target: largest share of rows that may be cut, for all sources or for each.
+        truncation_target: largest share of rows that may be cut, for all sources or for each; by default the
+            manifest's for the source, else 0.01.
         confidence: of every interval.
 
     Raises:
@@ -121,7 +128,7 @@ def _build(
     unfinished: dict[str, Unfinished],
     manifest: Mapping[str, Any],
     weights: Mapping[str, float] | None,
-    truncation_target: float | Mapping[str, float],
+    truncation_target: float | Mapping[str, float] | None,
     confidence: float,
 ) -> LengthReport:
     waiting = {name: unfinished.get(name, Unfinished()) for name in tallies}
@@ -144,6 +151,7 @@ def _build(
             parts = [(shares[member], counts[member, measure]) for member in members]
             curves[name, measure], section["lengths"][measure] = summary.distribution(parts, confidence)
         sections[name] = section
+    tails = _advise(sections, tallies, counts, curves, manifest, truncation_target, confidence)
     whole = sections.pop(WHOLE)
     values = {
         "format": FORMAT,
@@ -153,7 +161,56 @@ def _build(
         "sources": sections,
         "whole": whole,
     }
-    return LengthReport(values, counts, curves)
+    values["remarks"] = report_sentences(values)
+    return LengthReport(values, counts, curves, tails)
+
+
+def _advise(
+    sections: Mapping[str, dict[str, Any]],
+    tallies: Mapping[str, SourceTally],
+    counts: Mapping[tuple[str, str], LengthCounts],
+    curves: Mapping[tuple[str, str], Curve],
+    manifest: Mapping[str, Any],
+    truncation_target: float | Mapping[str, float] | None,
+    confidence: float,
+) -> dict[str, TailModel]:
+    extent = manifest.get("extent", {}).get("sources", {})
+    throughput = manifest.get("throughput") or {}
+    seconds, tokens = throughput.get("seconds") or 0, throughput.get("completion_tokens") or 0
+    if isinstance(truncation_target, Mapping):
+        _check_names(truncation_target, tallies)
+    tails = {}
+    for name, tally in tallies.items():
+        stated = extent.get(name) or {}
+        completion, curve = counts[name, "completion"], curves[name, "completion"]
+        assert isinstance(curve, SourceCurve)
+        tail = fit_tail(completion, curve)
+        if tail is not None:
+            tails[name] = tail
+        advice = advise(
+            name,
+            completion,
+            curve,
+            counts[name, "prompt"],
+            cap=summary.present_cap(tally, stated),
+            target=_target(name, stated, truncation_target),
+            tail=tail,
+            cut_by_context=tally.finish_reasons["length_context"],
+            context_length=(manifest.get("engine") or {}).get("context_length"),
+            tokens_per_second=tokens / seconds if seconds else None,
+            confidence=confidence,
+        ).to_dict()
+        sections[name]["tail"] = tail.to_dict() if tail else None
+        sections[name]["advice"] = {**advice, "words": advice_sentences(name, advice)}
+    return tails
+
+
+def _target(name: str, stated: Mapping[str, Any], given: float | Mapping[str, float] | None) -> float:
+    target = given.get(name) if isinstance(given, Mapping) else given
+    target = target if target is not None else stated.get("truncation_target") or DEFAULT_TARGET
+    if not 0 < target < 1:
+        raise UsageError(f"truncation_target of {name} must lie between 0 and 1, got {target}")
+    return float(target)
 
 
 def _weights(

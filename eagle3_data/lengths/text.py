@@ -1,4 +1,4 @@
-"""The terminal view of a length report.
+"""The terminal view of a length report: a compact one, or every table.
 
 Goes in: `LengthReport.to_dict()`. Comes out: text laid out by rich, without colour codes, for stdout.
 """
@@ -6,40 +6,117 @@ Goes in: `LengthReport.to_dict()`. Comes out: text laid out by rich, without col
 import io
 import shutil
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from eagle3_data.lengths.tables import Table, report_tables
+from eagle3_data.lengths import wording
+from eagle3_data.lengths.tables import MEASURE_TITLES, Table, report_tables, sections
+
+_SHOWN: Final = ("p5", "p25", "p50", "p75", "p95", "p99")
 
 
-def to_text(values: Mapping[str, Any], width: int | None = None) -> str:
-    """Return all tables of a report for a terminal of `width` columns (default: this one's, at least 80)."""
-    console = _console(width)
-    for table in report_tables(values):
-        console.print(_layout(table))
-    return _captured(console)
+def to_text(values: Mapping[str, Any], width: int | None = None, *, full: bool = False) -> str:
+    """Return a report for a terminal.
+
+    Args:
+        values: `LengthReport.to_dict()`.
+        width: columns; by default this terminal's, at least 80.
+        full: every table with every interval, instead of the compact view.
+    """
+    console = new_console(width)
+    for table in report_tables(values) if full else compact_tables(values):
+        console.print(layout(table))
+    for line in values["remarks"]:
+        console.print(f"• {line}", markup=False)
+    for section in values["sources"].values():
+        console.print()
+        console.print("• " + " ".join(section["advice"]["words"]), markup=False)
+    return captured(console)
 
 
-def _console(width: int | None) -> Console:
+def compact_tables(values: Mapping[str, Any]) -> list[Table]:
+    """Return the tables of the compact view: truncation, the four distributions, shares under thresholds."""
+    shown = sections(values)
+    several = len(shown) > 1
+    truncation = [
+        [
+            name,
+            wording.tokens(section["rows"]),
+            *([wording.share(section["row_share"]), wording.share(section["token_share"])] if several else []),
+            wording.tokens(section["budgets"]["max"]),
+            wording.share_with_interval(section["truncated"]["share"]),
+            *(
+                wording.tokens_with_interval(
+                    section["lengths"]["completion"]["quantiles"][q], section["lengths"]["completion"]["known_until"]
+                )
+                for q in ("p50", "p99")
+            ),
+        ]
+        for name, section in shown.items()
+    ]
+    percent = wording.percent(values["confidence"])
+    tables = [
+        Table(
+            "truncation",
+            f"Completions and their cap, with {percent} intervals",
+            "source",
+            ["rows", *(["of rows", "of tokens"] if several else []), "cap", "truncated", "median", "p99"],
+            truncation,
+        )
+    ]
+    for measure, title in MEASURE_TITLES.items():
+        rows = [[name, *_cells(section["lengths"][measure])] for name, section in shown.items()]
+        names = ["mean", "sd", "min", *("median" if q == "p50" else q for q in _SHOWN), "max"]
+        tables.append(Table(measure, title, "source", names, rows))
+    limits = list(values["whole"]["lengths"]["completion"]["under"])
+    under = [
+        [f"{name} {measure}", *(_under(section["lengths"][measure]["under"][limit]) for limit in limits)]
+        for measure in ("prompt", "completion", "reasoning")
+        for name, section in shown.items()
+    ]
+    tables.append(Table("under", "Shares of rows under", "", [wording.tokens(int(x)) for x in limits], under))
+    return tables
+
+
+def _cells(lengths: Mapping[str, Any]) -> list[str]:
+    def quantile(name: str) -> str:
+        value = lengths["quantiles"][name]["value"]
+        until = lengths["known_until"]
+        return wording.tokens(value) if value is not None or until is None else f">{wording.tokens(until)}"
+
+    plain = [wording.tokens(lengths["mean"]["value"]), wording.tokens(lengths["sd"]), wording.tokens(lengths["min"])]
+    return [*plain, *(quantile(name) for name in _SHOWN), wording.tokens(lengths["max"])]
+
+
+def _under(cell: Mapping[str, Any]) -> str:
+    if cell["value"] is None and cell["low"] is not None:
+        return f"≥{wording.share(cell['low'])}"
+    return wording.share(cell["value"])
+
+
+def new_console(width: int | None) -> Console:
+    """Return a console that keeps what is printed, without colours."""
     columns = width or max(80, shutil.get_terminal_size((120, 40)).columns)
     return Console(file=io.StringIO(), width=columns, highlight=False, color_system=None, legacy_windows=False)
 
 
-def _captured(console: Console) -> str:
+def captured(console: Console) -> str:
+    """Return what was printed to `new_console`."""
     buffer = console.file
     assert isinstance(buffer, io.StringIO)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def _layout(table: Table) -> RichTable:
-    laid = RichTable(title=table.title, title_justify="left", box=SIMPLE_HEAD, caption=table.note or None)
-    laid.caption_justify = "left"
-    laid.add_column(table.corner, no_wrap=True)
+def layout(table: Table) -> RichTable:
+    """Lay a table out for the terminal."""
+    laid = RichTable(title=table.title, box=SIMPLE_HEAD, caption=table.note or None, pad_edge=False, padding=0)
+    laid.title_justify = laid.caption_justify = "left"
+    laid.add_column(table.corner, overflow="fold")
     for column in table.columns:
-        laid.add_column(column, justify="right", overflow="fold")
+        laid.add_column(column, justify="right", no_wrap=True, overflow="fold")
     for row in table.rows:
         laid.add_row(*(cell.replace("**", "") for cell in row))
     return laid

@@ -28,6 +28,11 @@ def share(value: float | None) -> str:
     return f"{percent:.{digits}f} %"
 
 
+def percent(value: float) -> str:
+    """Write a share that someone chose, such as a target: 1 %, 0.5 %."""
+    return f"{value * 100:.6g} %"
+
+
 def share_with_interval(cell: Mapping[str, Any]) -> str:
     """Write {value, low, high} of a share: 35.0 % (28.7–41.8 %)."""
     low, high = cell["low"], cell["high"]
@@ -45,6 +50,8 @@ def tokens_with_interval(cell: Mapping[str, Any], known_until: int | None = None
     name = tokens(value) if value is not None else f"over {tokens(known_until)}" if known_until else "unknown"
     if low is None and high is None:
         return f"{name} (no bounds)"
+    if high is None and value is None and known_until is not None and low is not None and low <= known_until + 1:
+        return f"{name} (no upper bound)"
     if high is None:
         return f"{name} (≥ {tokens(low)}, no upper bound)"
     if low is None:

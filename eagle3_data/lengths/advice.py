@@ -1,0 +1,335 @@
+"""Is a source's cap enough, what would be, and what would that cost: as numbers.
+
+Goes in: a source's curve, prompts, cap and target. Comes out: an `Advice` of plain values; `advice_words` says it in
+sentences. A cap is advised only where the data show it: with the promised confidence, at most the target share of
+fresh answers will be cut.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from eagle3_data.lengths.censoring import (
+    Curve,
+    SourceCurve,
+    first_limit_at_most,
+    lower_limit,
+    quantile,
+    restricted_mean,
+    share_above,
+    upper_limit,
+)
+from eagle3_data.lengths.distribution import LengthCounts
+from eagle3_data.lengths.intervals import CONFIDENCE, Interval, rounded, rows_for_cap, share_interval
+from eagle3_data.lengths.tail import TailModel
+
+# SGLang clamps an answer without saying so when prompt + budget reach the context length, so two tokens stay free.
+CONTEXT_MARGIN: Final = 2
+CAP_MULTIPLE: Final = 64
+_ROUNDING: Final = 1e-12
+
+
+@dataclass(frozen=True)
+class CapChoice:
+    """The cap that a sample supports.
+
+    Attributes:
+        cap: tokens; with `confidence` at most `target` of fresh answers are longer. None where the sample cannot say.
+        smallest: the smallest cap that meets the target, with its two-sided interval.
+        target, confidence: what was asked for.
+        rows: rows of the sample.
+        rows_needed: fewest rows with which a cap can be advised at all.
+        reason: "measured", "too_few_rows" (none can be with so few) or "beyond_caps" (too many were cut).
+    """
+
+    cap: int | None
+    smallest: Interval
+    target: float
+    confidence: float
+    rows: int
+    rows_needed: int
+    reason: str
+
+
+def choose_cap(
+    lengths: LengthCounts | Curve,
+    truncation_target: float = 0.01,
+    *,
+    confidence: float = CONFIDENCE,
+    multiple: int = CAP_MULTIPLE,
+) -> CapChoice:
+    """Choose the cap for a truncation target from a sample of lengths, some of them cut.
+
+    The advised cap is the one-sided upper confidence limit of the (1 - target)-quantile: of the samples one could have
+    drawn, at least `confidence` lead to a cap that cuts at most the target share of fresh answers.
+
+    Args:
+        lengths: completion lengths of a random sample, or their curve.
+        truncation_target: largest share of answers to be cut, in (0, 1).
+        confidence: one-sided.
+        multiple: the cap is rounded up to a multiple of this many tokens.
+    """
+    needed = rows_for_cap(truncation_target, confidence)
+    curve: Curve = SourceCurve(lengths) if isinstance(lengths, LengthCounts) else lengths
+    nothing = Interval(None, None, None)
+    if not curve.rows:
+        return CapChoice(None, nothing, truncation_target, confidence, 0, needed, "too_few_rows")
+    found = first_limit_at_most(curve, truncation_target + _ROUNDING, 1 - confidence, upper=True)
+    smallest = quantile(curve, 1 - truncation_target, confidence)
+    until = curve.known_until()
+    if found is not None:
+        cap = max(multiple, -(-found // multiple) * multiple)
+        return CapChoice(cap, smallest, truncation_target, confidence, curve.rows, needed, "measured")
+    few = until is None or float(curve.pessimistic(np.array([until]))[0]) <= truncation_target
+    reason = "too_few_rows" if few else "beyond_caps"
+    return CapChoice(None, smallest, truncation_target, confidence, curve.rows, needed, reason)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do about one source's cap. Shares are of rows, lengths in tokens, times in hours.
+
+    Attributes:
+        cap: the present cap; None where nothing says what it is.
+        above_cap: share of answers longer than the cap, with its interval.
+        verdict: "enough", "too_small" or "cannot_tell", for `target` with `confidence` (one-sided).
+        cause: why answers are as short as they are: "task" (they end on their own), "cap" or "cannot_tell".
+        median, p99: estimates with intervals.
+        advised: the cap to set; see `CapChoice`.
+        next_try: where too many rows were cut to advise one, the cap that `extend` or a pilot should try.
+        tail: what the tail model says of the cap for the target, where the data themselves cannot.
+        context: how the present and the advised cap fit the target's context with this source's prompts.
+        cost: tokens and hours of a fresh run at either cap, and of `extend` instead.
+        cut_by_context: share of rows cut because the context was full; a higher cap does not help these.
+        unfinished: rows without an answer yet.
+    """
+
+    source: str
+    cap: int | None
+    target: float
+    confidence: float
+    rows: int
+    above_cap: Interval
+    verdict: str
+    cause: str
+    median: Interval
+    p99: Interval
+    advised: CapChoice
+    next_try: int | None
+    tail: dict[str, Any] | None
+    context: dict[str, Any] | None
+    cost: dict[str, Any]
+    cut_by_context: Interval
+    unfinished: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the advice as JSON values."""
+        plain = asdict(self)
+        for key in ("above_cap", "median", "p99", "cut_by_context"):
+            plain[key] = getattr(self, key).to_dict()
+        plain["advised"]["smallest"] = self.advised.smallest.to_dict()
+        del plain["advised"]["target"], plain["advised"]["confidence"], plain["advised"]["rows"]
+        return plain
+
+
+def advise(
+    source: str,
+    completion: LengthCounts,
+    curve: SourceCurve,
+    prompt: LengthCounts,
+    *,
+    cap: int | None,
+    target: float,
+    tail: TailModel | None = None,
+    cut_by_context: int = 0,
+    context_length: int | None = None,
+    tokens_per_second: float | None = None,
+    confidence: float = CONFIDENCE,
+) -> Advice:
+    """Judge a source's cap and work out a better one and its cost.
+
+    Args:
+        source: its name.
+        completion, curve: its completion lengths and their curve.
+        prompt: its prompt lengths.
+        cap: the present max_new_tokens.
+        target: largest share of answers to be cut.
+        tail: a model of what lies beyond the caps.
+        cut_by_context: rows with finish_reason length_context.
+        context_length: of the target on its engine, tokens.
+        tokens_per_second: completion tokens a second that the run reached, all sources together.
+        confidence: one-sided for verdict and cap.
+    """
+    advised = choose_cap(curve, target, confidence=confidence)
+    above = share_above(curve, cap, confidence) if cap is not None and curve.rows else Interval(None, None, None)
+    verdict = _verdict(curve, cap, target, confidence)
+    aim = advised.cap or _next_try(advised, curve, prompt, tail, target, context_length)
+    return Advice(
+        source=source,
+        cap=cap,
+        target=target,
+        confidence=confidence,
+        rows=completion.rows,
+        above_cap=above,
+        verdict=verdict,
+        cause=_cause(curve, cap, target, confidence),
+        median=quantile(curve, 0.5, confidence),
+        p99=quantile(curve, 0.99, confidence),
+        advised=advised,
+        next_try=None if advised.cap else aim,
+        tail=_tail_advice(tail, target) if advised.cap is None and tail else None,
+        context=_context(prompt, cap, aim, context_length),
+        cost=_cost(completion, curve, prompt, tail, cap, aim, tokens_per_second),
+        cut_by_context=share_interval(cut_by_context, completion.rows, confidence),
+        unfinished=completion.waiting,
+    )
+
+
+def _limits(curve: Curve, cap: int, confidence: float) -> tuple[float, float]:
+    at = np.array([cap])
+    return float(lower_limit(curve, at, 1 - confidence)[0]), float(upper_limit(curve, at, 1 - confidence)[0])
+
+
+def _verdict(curve: Curve, cap: int | None, target: float, confidence: float) -> str:
+    if cap is None or not curve.rows:
+        return "cannot_tell"
+    low, high = _limits(curve, cap, confidence)
+    return "enough" if high <= target + _ROUNDING else "too_small" if low > target else "cannot_tell"
+
+
+def _cause(curve: Curve, cap: int | None, target: float, confidence: float) -> str:
+    """Say whether task or cap makes answers short. A cap shortens only the answers that reach it."""
+    if cap is None or not curve.rows:
+        return "cannot_tell"
+    low, high = _limits(curve, cap, confidence)
+    if low > target:
+        return "cap"
+    typical = quantile(curve, 0.75).high
+    return "task" if high <= 0.2 and typical is not None and typical < cap / 2 else "cannot_tell"
+
+
+def _next_try(
+    choice: CapChoice,
+    curve: SourceCurve,
+    prompt: LengthCounts,
+    tail: TailModel | None,
+    target: float,
+    context_length: int | None,
+) -> int | None:
+    """Return the cap to try where the data show none: the tail model's if trusted, else twice the largest."""
+    until = curve.known_until()
+    if choice.reason != "beyond_caps" or until is None or until <= 0:
+        return None
+    cap = 2 * until
+    if tail is not None and (forecast := tail.cap(target)[0]) <= tail.trusted_until:
+        cap = max(forecast, until + 1)
+    cap = -(-cap // CAP_MULTIPLE) * CAP_MULTIPLE
+    if context_length is not None:
+        cap = min(cap, context_length - CONTEXT_MARGIN - prompt.extreme(0))
+    return cap if cap > until else None
+
+
+def _tail_advice(tail: TailModel, target: float) -> dict[str, Any]:
+    value, low, high = tail.cap(target)
+    return {
+        "cap": {"value": value, "low": low, "high": high},
+        "cap_lognormal": tail.cap_lognormal(target),
+        "trusted_until": tail.trusted_until,
+        "trusted": bool(value <= tail.trusted_until),
+        "p_value": rounded(tail.p_value, 6),
+    }
+
+
+def _context(prompt: LengthCounts, cap: int | None, aim: int | None, length: int | None) -> dict[str, Any] | None:
+    if length is None or not prompt.rows:
+        return None
+
+    def fits(budget: int | None) -> dict[str, Any] | None:
+        if budget is None:
+            return None
+        room = int(prompt.recorded[prompt.values + budget <= length - CONTEXT_MARGIN].sum())
+        return {"cap": budget, "prompts": {"rows": room, "share": share_interval(room, prompt.rows).to_dict()}}
+
+    longest = prompt.extreme(-1)
+    return {
+        "length": length,
+        "longest_prompt": longest,
+        "largest_cap_for_all_prompts": max(0, length - CONTEXT_MARGIN - longest),
+        "present": fits(cap),
+        "advised": fits(aim),
+    }
+
+
+def _cost(
+    completion: LengthCounts,
+    curve: SourceCurve,
+    prompt: LengthCounts,
+    tail: TailModel | None,
+    cap: int | None,
+    aim: int | None,
+    tokens_per_second: float | None,
+) -> dict[str, Any]:
+    """Return what a run at the present cap costs, at the advised one, and what `extend` costs instead."""
+    rows = completion.rows + completion.waiting
+
+    def hours(tokens: float | None) -> float | int | None:
+        return rounded(tokens / tokens_per_second / 3600, 6) if tokens is not None and tokens_per_second else None
+
+    def fresh(budget: int | None) -> dict[str, Any] | None:
+        if budget is None or not curve.rows:
+            return None
+        tokens = round(rows * expected_tokens(curve, tail, budget))
+        return {"cap": budget, "completion_tokens": tokens, "hours": hours(tokens)}
+
+    cost: dict[str, Any] = {"rows": rows, "present": fresh(cap), "advised": fresh(aim), "extend": None}
+    longer = completion.values < (aim or 0)
+    cut = np.where(longer, completion.cut, 0)
+    if aim is not None and cut.sum():
+        survival = np.maximum(curve.survival(completion.values), 1e-12)
+        already = np.array(
+            [expected_tokens(curve, tail, int(v)) if n else 0.0 for v, n in zip(completion.values, cut, strict=True)]
+        )
+        more = (expected_tokens(curve, tail, aim) - already) / survival
+        expected = float((cut * np.clip(more, 0, aim - completion.values)).sum())
+        cost["extend"] = {
+            "cap": aim,
+            "rows": int(cut.sum()),
+            "completion_tokens": round(expected),
+            "completion_tokens_at_most": int((cut * (aim - completion.values)).sum()),
+            "prefill_tokens": round(float((cut * (completion.values + prompt.mean)).sum())),
+            "hours": hours(expected),
+        }
+    return cost
+
+
+def expected_tokens(curve: SourceCurve, tail: TailModel | None, cap: int) -> float:
+    """Return E[min(length, cap)] in tokens, by the curve as far as it is known and by the tail model beyond it.
+
+    Without a tail model rows that reached the known end count as going on to `cap`: an upper bound.
+    """
+    until = curve.known_until()
+    if until is None or cap <= until or tail is None:
+        return restricted_mean(curve, cap)
+    edges = np.unique(np.geomspace(until, cap, 400).round())
+    survival = tail.survival(edges)
+    scale = float(curve.survival(np.array([until]))[0]) / max(float(survival[0]), 1e-300)
+    beyond = float((np.diff(edges) * (survival[:-1] + survival[1:]) / 2).sum()) * scale
+    return restricted_mean(curve, until) + beyond
+
+
+def dominated_by_rows(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the sources whose short answers fill the mixture by rows, though not by tokens.
+
+    A source is named when it has more than its even share of the rows and less than half as large a share of tokens.
+    """
+    even = 1 / max(len(sections), 1)
+    return [
+        name
+        for name, section in sections.items()
+        if len(sections) > 1
+        and section["token_share"] is not None
+        and section["row_share"] >= even * 0.999
+        and section["token_share"] < section["row_share"] / 2
+    ]
