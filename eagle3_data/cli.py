@@ -1,0 +1,308 @@
+"""`eagle3-data`, the command line: thin, it only parses, calls and prints.
+
+Goes in: arguments. Comes out: results on stdout (for machines with --json), progress and complaints on stderr, and an
+exit status: 0 done; 1 finished with failed rows, or violations found; 2 wrong usage or recipe; 3 the engine or the Hub
+refused; 4 this machine (disk, permission, lock); 130 interrupted, and resumable.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle3_data import __version__
+from eagle3_data.errors import Eagle3DataError
+
+Command = Callable[[argparse.Namespace], int]
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    _quiet_libraries()
+    from eagle3_data.run_folder import machine_errors
+
+    command: Command = options.command
+    try:
+        with machine_errors(Path(getattr(options, "runs", "."))):
+            return command(options)
+    except Eagle3DataError as error:
+        print(f"eagle3-data: {_redacted(str(error))}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("eagle3-data: interrupted; run the same command again to go on where it stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader of our output went away (| head): not our error, and nothing is left to say it to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _redacted(text: str) -> str:
+    """Blank the Hub's token, should a library have put it into an error."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if secret := os.environ.get(name):
+            text = text.replace(secret, "***")
+    return text
+
+
+def _quiet_libraries() -> None:
+    # read when transformers is first imported; it would say on every start that it found no torch
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()
+
+
+def _print(value: Any, text: Callable[[], str], options: argparse.Namespace) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=2) if options.json else text())
+
+
+# -- commands
+def _sources(options: argparse.Namespace) -> int:
+    from eagle3_data import sources
+
+    _print(sources.describe_sources(), sources.sources_text, options)
+    return 0
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from eagle3_data import pipeline
+
+    result = pipeline.prepare(_run(options))
+    _print(result.to_dict(), result.to_text, options)
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from eagle3_data import planning
+
+    result = planning.plan(_run(options))
+    _print(result.to_dict(), result.to_text, options)
+    return 0
+
+
+def _pilot(options: argparse.Namespace) -> int:
+    from eagle3_data import planning
+
+    result = planning.pilot(_run(options), rows=options.rows, high_cap=options.high_cap)
+    _print(result.to_dict(), result.to_text, options)
+    return 0
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from eagle3_data import pipeline
+
+    result = pipeline.generate(_run(options), shard=options.shard, ray_address=options.ray)
+    _print(result.to_dict(), result.to_text, options)
+    return result.exit_status
+
+
+def _extend(options: argparse.Namespace) -> int:
+    from eagle3_data import pipeline
+
+    result = pipeline.extend(_run(options), max_new_tokens=options.max_new_tokens)
+    _print(result.to_dict(), result.to_text, options)
+    return result.exit_status
+
+
+def _check(options: argparse.Namespace) -> int:
+    from eagle3_data.generation import check
+
+    report = check.check(options.dataset)
+    _print(report.to_dict(), report.to_text, options)
+    return 0 if report.ok else 1
+
+
+def _lengths(options: argparse.Namespace) -> int:
+    from eagle3_data import pipeline
+
+    result = pipeline.lengths(options.dataset, options.other, json_file=options.json_file, html_file=options.html)
+    print(result)
+    return 0
+
+
+def _vocab(options: argparse.Namespace) -> int:
+    from eagle3_data import pipeline
+
+    print(pipeline.vocabulary(options.dataset, size=options.size, output=options.output))
+    return 0
+
+
+def _card(options: argparse.Namespace) -> int:
+    from eagle3_data import pipeline
+
+    print(pipeline.card(Path(options.run), template=options.template))
+    return 0
+
+
+def _publish(options: argparse.Namespace) -> int:
+    from eagle3_data import pipeline
+
+    report = pipeline.publish(
+        Path(options.run),
+        repo=options.repo,
+        version=options.version_number,
+        private=options.private,
+        create_pr=options.create_pr,
+        dry_run=options.dry_run,
+        allow_failed=options.allow_failed,
+        branch=options.branch,
+    )
+    _print(report.to_dict(), report.to_text, options)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from eagle3_data import pipeline
+
+    print(
+        pipeline.export(
+            options.dataset,
+            to=options.to,
+            output=options.output,
+            max_length=options.max_length,
+            overflow=options.overflow,
+        )
+    )
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from eagle3_data.generation import embedded
+
+    embedded.serve(options.model, host=options.host, port=options.port, deterministic=options.deterministic)
+    return 0
+
+
+def _run_all(options: argparse.Namespace) -> int:
+    from eagle3_data import pipeline
+
+    result = pipeline.run(_run(options))
+    _print(result.to_dict(), result.to_text, options)
+    return result.exit_status
+
+
+def _run(options: argparse.Namespace) -> Any:
+    from eagle3_data import pipeline
+
+    return pipeline.open_run(options.recipe, runs=Path(options.runs), progress=options.progress)
+
+
+# -- arguments
+def _shard(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    try:
+        shard = int(index), int(count)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not I/N, such as 0/4") from None
+    if not 0 <= shard[0] < shard[1]:
+        raise argparse.ArgumentTypeError(f"{text!r}: shards are 0/N to N-1/N")
+    return shard
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eagle3-data",
+        description="Training data for EAGLE-3 drafters, written by the target model itself, token for token.",
+        epilog="RECIPE is a path, the name of a shipped recipe, or hf://datasets/org/name@v1.0.0. "
+        "DATASET is a run folder, Parquet files or a Hub data set.",
+    )
+    parser.add_argument("--version", action="version", version=f"eagle3-data {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, command: Command, text: str, *, recipe: bool = False, json_flag: bool = True) -> Any:
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        sub.set_defaults(command=command)
+        if recipe:
+            sub.add_argument(
+                "recipe", metavar="RECIPE", help="a path, the name of a shipped recipe, or hf://datasets/…"
+            )
+            sub.add_argument("--runs", default="runs", metavar="DIR", help="where run folders lie (default: runs)")
+            sub.add_argument("--progress", choices=("auto", "bar", "json", "none"), default="auto", help="on stderr")
+        if json_flag:
+            sub.add_argument("--json", action="store_true", help="print the result as JSON")
+        return sub
+
+    add("sources", _sources, "what sources there are: upstream, licence, configs, rows, quirks handled")
+    add("prepare", _prepare, "read the raw rows and write the prompts, with the table of rejects", recipe=True)
+    add("plan", _plan, "dry run: token profile, prompt lengths, budgets, the first prompt, cost", recipe=True)
+    sub = add("pilot", _pilot, "a random sample under a high cap, then the cap that each source needs", recipe=True)
+    sub.add_argument("--rows", type=_positive, default=200, help="prompts of each source (default: 200)")
+    sub.add_argument("--high-cap", type=_positive, help="the cap of the pilot (default: all that the context allows)")
+    sub = add("generate", _generate, "ask the target for what has no answer yet", recipe=True)
+    sub.add_argument("--shard", type=_shard, metavar="I/N", help="only this share of the prompts; shards are 0 … N-1")
+    sub.add_argument("--ray", metavar="ADDRESS", help="run the shards on a Ray cluster that shares this folder")
+    sub = add("extend", _extend, "continue the truncated rows from where they were cut, and only those", recipe=True)
+    sub.add_argument(
+        "--max-new-tokens", type=_positive, required=True, metavar="N", help="the new cap of every source"
+    )
+    sub = add("check", _check, "verify every invariant of a record")
+    sub.add_argument("dataset", metavar="DATASET")
+    sub = add(
+        "lengths",
+        _lengths,
+        "length distributions, truncation and advice; two data sets: the comparison",
+        json_flag=False,
+    )
+    sub.add_argument("dataset", metavar="DATASET")
+    sub.add_argument("other", metavar="OTHER", nargs="?")
+    sub.add_argument(
+        "--json", dest="json_file", metavar="F", help="also write the numbers to this file (- for stdout)"
+    )
+    sub.add_argument("--html", metavar="F", help="also write a page that needs no network")
+    sub = add("vocab", _vocab, "draft vocabulary (d2t, t2d) with its coverage", json_flag=False)
+    sub.add_argument("dataset", metavar="DATASET")
+    sub.add_argument("--size", type=_positive, default=32_000)
+    sub.add_argument("-o", "--output", metavar="F", required=True)
+    sub = add("card", _card, "write the data set card of a run", json_flag=False)
+    sub.add_argument("run", metavar="RUN")
+    sub.add_argument("--template", metavar="F", help="a card template of your own")
+    sub = add("publish", _publish, "put a version on the Hub")
+    sub.add_argument("run", metavar="RUN")
+    sub.add_argument("--repo", required=True, metavar="org/name")
+    sub.add_argument("--version", dest="version_number", required=True, metavar="1.0.0")
+    sub.add_argument("--branch", default="main", help="the branch that takes the commit (default: main)")
+    for flag, text in (
+        ("--private", "create the repository private"),
+        ("--create-pr", "open a pull request instead of committing"),
+        ("--dry-run", "list files, sizes and the card; send nothing"),
+        ("--allow-failed", "publish although rows failed; the card says how many"),
+    ):
+        sub.add_argument(flag, action="store_true", help=text)
+    sub = add("export", _export, "rows that trainers read: input_ids (prompt + output) and loss_mask", json_flag=False)
+    sub.add_argument("dataset", metavar="DATASET")
+    sub.add_argument("--to", choices=("specforge", "speculators"), required=True)
+    sub.add_argument("-o", "--output", metavar="F", required=True)
+    sub.add_argument("--max-length", type=_positive, help="longest row in tokens (default: whole rows)")
+    sub.add_argument(
+        "--overflow", choices=("truncate", "drop"), default="truncate", help="what happens to longer rows"
+    )
+    sub = add("serve", _serve, "the embedded engine, speaking SGLang's /generate on loopback", json_flag=False)
+    sub.add_argument("model", nargs="?", default="smollm2-135m", metavar="MODEL.gguf")
+    sub.add_argument("--host", default="127.0.0.1")
+    sub.add_argument("--port", type=int, default=30000)
+    sub.add_argument("--deterministic", action="store_true", help="one slot, no prompt cache: answers repeat exactly")
+    add("run", _run_all, "prepare, generate, check, lengths, card; publish when the recipe says so", recipe=True)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""A run: a recipe, the folder it lives in, and the guard that keeps two runs from mixing in one folder.
+
+Goes in: a recipe and the folder of runs. Comes out: a `Run` that every stage takes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3_data.errors import IdentityError
+from eagle3_data.recipe import Recipe, load_recipe
+from eagle3_data.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recipe and the folder that its run lives in; `progress` is auto, bar, json or none."""
+
+    recipe: Recipe
+    folder: RunFolder
+    progress: str = "auto"
+
+
+def open_run(recipe: str | Path | Recipe, *, runs: Path | str = "runs", progress: str = "none") -> Run:
+    """Return the run of a recipe; its folder is `runs/<recipe name>` and need not exist yet.
+
+    Raises:
+        RecipeError: no such recipe, or a wrong one.
+    """
+    loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    return Run(loaded, RunFolder(Path(runs) / loaded.name), progress)
+
+
+def guard_identity(folder: RunFolder, manifest: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Refuse to go on in a run folder that was made with another identity.
+
+    Raises:
+        IdentityError: a key that stands in both has another value; the message shows each such key.
+    """
+    there = dict(_flat(manifest.get("identity", {})))
+    lines = [
+        f"{key}: {there[key]!r} there, {value!r} asked for"
+        for key, value in _flat(identity)
+        if key in there and there[key] != value
+    ]
+    if lines:
+        raise IdentityError(
+            f"{folder.path}: this run was made with another identity ({'; '.join(lines)}); "
+            "give the recipe another name, or set these back"
+        )
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item

@@ -1,0 +1,109 @@
+"""A recipe is either right, or one error that names the file, the line and the key."""
+
+from pathlib import Path
+
+import pytest
+
+from eagle3_data.errors import RecipeError
+from eagle3_data.recipe import SAMPLING_DEFAULTS, load_recipe, parse_recipe, shipped_recipes
+
+GOOD = """\
+name: mine
+target: {model: org/model, revision: "0123", trust_remote_code: true, thinking: true}
+engine: {urls: ["http://localhost:30000/"], concurrency: auto, api_key_env: KEY}
+sampling: {temperature: 0.6, top_k: 20}
+draw_seed: 7
+extend: {up_to: 32768}
+sources:
+  B1_glaive: {rows: 100, max_new_tokens: 4096, holdout: 10, tools_in_system: true}
+  B4_math: {source: B4_mixturethoughts, config: math, data_files: [a.jsonl, b.jsonl], max_new_tokens: auto,
+            truncation_target: 0.01}
+  B5_openthoughts: {max_new_tokens: 8, filter: {origin: [code, math]}, revision: }
+publish: {repo: org/name, private: true, version: 1.2.3}
+"""
+
+
+def test_a_good_recipe_is_read_whole() -> None:
+    recipe = parse_recipe(GOOD)
+    assert recipe.target and recipe.target.revision == "0123" and recipe.target.thinking is True
+    assert recipe.engine.urls == ("http://localhost:30000",)
+    assert recipe.sampling == {**SAMPLING_DEFAULTS, "temperature": 0.6, "top_k": 20}
+    assert recipe.extend and (recipe.extend.up_to, recipe.extend.rounds) == (32768, 3)
+    glaive, math, thoughts = recipe.sources
+    assert glaive.options == {"tools_in_system": True} and glaive.source == "B1_glaive"
+    assert (math.source, math.config, math.data_files) == ("B4_mixturethoughts", "math", ("a.jsonl", "b.jsonl"))
+    assert thoughts.filter == {"origin": ("code", "math")} and thoughts.revision is None
+    assert recipe.publish and recipe.publish.version == "1.2.3"
+    assert recipe.text == GOOD
+
+
+ENGINE = "engine: {embedded: smollm2-135m}\n"
+BASE = f"name: x\n{ENGINE}"
+BAD = {
+    "unknown key": (f"{BASE}source:\n  B1_glaive: {{max_new_tokens: 5}}", 3, "did you mean 'sources'"),
+    "unknown nested key": (f"{BASE}sources:\n  B1_glaive:\n    max_tokens: 5", 5, "did you mean 'max_new_tokens'"),
+    "unknown source": (f"{BASE}sources:\n  B1_glave: {{max_new_tokens: 5}}", 4, "did you mean 'B1_glaive'"),
+    "unknown config": (f"{BASE}sources:\n  B4_mixturethoughts: {{config: maths, max_new_tokens: 5}}", 4, "'math'"),
+    "wrong type": (f"{BASE}sources:\n  B1_glaive: {{max_new_tokens: many}}", 4, "expected a whole number or auto"),
+    "text for a flag": (
+        f"{BASE}sources:\n  B1_glaive: {{max_new_tokens: 5, tools_in_system: 1}}",
+        4,
+        "expected true or false",
+    ),
+    "zero rows": (f"{BASE}sources:\n  B1_glaive: {{max_new_tokens: 5, rows: 0}}", 4, "at least 1"),
+    "all held out": (f"{BASE}sources:\n  B1_glaive: {{max_new_tokens: 5, rows: 5, holdout: 5}}", 4, "none to train"),
+    "auto without target": (f"{BASE}sources:\n  B1_glaive: {{max_new_tokens: auto}}", 4, "truncation_target"),
+    "no cap": (f"{BASE}sources:\n  B1_glaive: {{rows: 5}}", 4, "'max_new_tokens' is missing"),
+    "top_p of 0": (f"{BASE}sampling: {{top_p: 0}}\nsources:\n  B1_glaive: {{max_new_tokens: 5}}", 3, "(0, 1]"),
+    "top_k of 0": (
+        f"{BASE}sampling: {{top_k: 0}}\nsources:\n  B1_glaive: {{max_new_tokens: 5}}",
+        3,
+        "-1 turns it off",
+    ),
+    "not a number": (f"{BASE}sampling: {{temperature: .nan}}\nsources: {{}}", 3, "impossible"),
+    "twice": (f"{BASE}sources:\n  B1_glaive: {{max_new_tokens: 5}}\n  B1_glaive: {{max_new_tokens: 6}}", 5, "twice"),
+    "no sources": (f"{BASE}sources: {{}}", 3, "there are none"),
+    "no engine": ("name: x\nsources:\n  B1_glaive: {max_new_tokens: 5}", 1, "'engine' is missing"),
+    "two engines": ("name: x\nengine: {urls: 'http://a', embedded: b}\nsources: {}", 2, "not both"),
+    "no target": ("name: x\nengine: {urls: 'http://a'}\nsources:\n  B1_glaive: {max_new_tokens: 5}", 1, "'target'"),
+    "a key in the URL": ("name: x\nengine: {urls: 'http://user:key@a'}\nsources: {}", 2, "api_key_env"),
+    "a name with a slash": (f"name: a/b\n{ENGINE}sources: {{}}", 1, "cannot name a folder"),
+    "reserved config": (f"{BASE}sources:\n  default: {{source: B1_glaive, max_new_tokens: 5}}", 4, "cannot name"),
+    "a version of two numbers": (
+        f"{BASE}publish: {{repo: a/b, version: '1.0'}}\nsources:\n  B1_glaive: {{max_new_tokens: 5}}",
+        3,
+        "three numbers",
+    ),
+    "broken YAML": ("name: x\nengine: {", 2, "not valid YAML"),
+    "a list": ("- name: x", 1, "expected keys and values"),
+}
+
+
+@pytest.mark.parametrize("text, line, message", BAD.values(), ids=BAD.keys())
+def test_a_wrong_recipe_is_one_placed_error(text: str, line: int, message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text, "r.yaml")
+    assert str(caught.value).startswith(f"r.yaml:{line}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n"])
+def test_an_empty_recipe_says_so(text: str) -> None:
+    with pytest.raises(RecipeError, match=r"r\.yaml: the recipe is empty"):
+        parse_recipe(text, "r.yaml")
+
+
+def test_an_unknown_recipe_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="did you mean 'quickstart'"):
+        load_recipe("quikstart")
+    with pytest.raises(RecipeError, match="neither a file"):
+        load_recipe(tmp_path / "absent.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
+    with pytest.raises(RecipeError, match="not UTF-8"):
+        load_recipe(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_the_shipped_recipes_are_right(name: str) -> None:
+    assert load_recipe(name).name == name
