@@ -30,14 +30,29 @@ _SCHEMA_KEYS: Final = frozenset(
     for line in (
         "role content reasoning_content reasoning thinking tool_calls tool_call_id name id type function arguments",
         "parameters properties required description items enum anyOf oneOf allOf not default title format $ref $defs",
-        "additionalProperties definitions minimum maximum minItems maxItems minLength maxLength pattern nullable const",
-        "examples strict return text image image_url video video_url url",
+        "additionalProperties definitions minimum maximum minItems maxItems minLength maxLength pattern nullable",
+        "const examples strict return text image image_url video video_url url",
     )
     for word in line.split()
 )
 
-# White space that an added token with lstrip or rstrip swallows.
-_SPACE: Final = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
+# White space that an added token with lstrip or rstrip swallows: Unicode's White_Space, as tokenizers has it.
+_SPACE: Final = "".join(
+    chr(code)
+    for code in (
+        *range(0x9, 0xE),
+        0x20,
+        0x85,
+        0xA0,
+        0x1680,
+        *range(0x2000, 0x200B),
+        0x2028,
+        0x2029,
+        0x202F,
+        0x205F,
+        0x3000,
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -82,15 +97,9 @@ class ControlTokens:
         size = max(self.strings, default=-1) + 1
         self.mask: npt.NDArray[np.bool_] = np.zeros(size, dtype=bool)
         self.mask[list(self.strings)] = True
-        longest_first = sorted(tokens, key=lambda token: -len(token.content))
-        self._pattern = re.compile("|".join(re.escape(token.content) for token in longest_first) or r"(?!)")
-        self._cutter = re.compile(
-            "|".join(
-                (_SPACE if token.lstrip else "") + f"({re.escape(token.content)})" + (_SPACE if token.rstrip else "")
-                for token in longest_first
-            )
-            or r"(?!)"
-        )
+        self._pattern = re.compile(_any_of(self.ids) if self.ids else r"(?!)")
+        self._eats_left = {token.content for token in tokens if token.lstrip}
+        self._eats_right = {token.content for token in tokens if token.rstrip}
         self._heads = frozenset(content[:1] for content in self.ids)
         self._prefixes = frozenset(content[:end] for content in self.ids for end in range(1, len(content)))
         self._longest = max((len(content) for content in self.ids), default=0)
@@ -167,11 +176,39 @@ class ControlTokens:
         """
         pieces: list[tuple[str, int]] = []
         start = 0
-        for match in self._cutter.finditer(text):
-            pieces.append((text[start : match.start()], self.ids[match[match.lastindex or 0]]))
+        for match in self._pattern.finditer(text):
+            content = match[0]
+            piece = text[start : match.start()]
+            pieces.append((piece.rstrip(_SPACE) if content in self._eats_left else piece, self.ids[content]))
             start = match.end()
+            if content in self._eats_right:
+                start += len(text) - start - len(text[start:].lstrip(_SPACE))
         pieces.append((text[start:], -1))
         return pieces
+
+
+def _any_of(strings: Iterable[str]) -> str:
+    """Return a regular expression that matches the longest of some strings.
+
+    It branches character by character: Python tries the alternatives of a flat list one after another, which on text
+    full of `<` costs more than encoding it.
+    """
+    tree: dict[str, Any] = {}
+    for string in strings:
+        node = tree
+        for character in string:
+            node = node.setdefault(character, {})
+        node[""] = {}
+
+    def expression(node: dict[str, Any]) -> str:
+        branches = [re.escape(key) + expression(below) for key, below in sorted(node.items()) if key]
+        if not branches:
+            return ""
+        if len(branches) == 1 and "" not in node:
+            return branches[0]
+        return f"(?:{'|'.join(branches)})" + ("?" if "" in node else "")
+
+    return expression(tree)
 
 
 def free_mark(value: Any) -> str:

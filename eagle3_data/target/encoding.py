@@ -6,6 +6,7 @@ tokens) and plain text (nothing becomes one), many at a time, and decodes ids wi
 
 import json
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -65,6 +66,7 @@ class FastCodec:
         # With a normaliser, text that does not spell a control string can become one; without, it cannot.
         self._may_forge = self.controls.normalized and backend.normalizer is not None
         self._plain: dict[bool, Any] = {}
+        self._lock = threading.Lock()
 
     @property
     def may_forge(self) -> bool:
@@ -85,12 +87,13 @@ class FastCodec:
     def _plain_backend(self, first: bool) -> Any:
         from tokenizers import Tokenizer
 
-        if first not in self._plain:
-            description = json.loads(self._backend.to_str())
-            strip_controls(description, frozenset(self.controls.ids))
-            if not first:
-                never_first(description)
-            self._plain[first] = Tokenizer.from_str(json.dumps(description))
+        with self._lock:
+            if not self._plain:
+                description = json.loads(self._backend.to_str())
+                strip_controls(description, frozenset(self.controls.ids))
+                self._plain[True] = self._plain[False] = Tokenizer.from_str(json.dumps(description))
+                if never_first(description):
+                    self._plain[False] = Tokenizer.from_str(json.dumps(description))
         return self._plain[first]
 
 
@@ -112,20 +115,24 @@ def strip_controls(description: dict[str, Any], controls: frozenset[str]) -> Non
         model["vocab"] = [[piece, -1e9 if piece in controls else score] for piece, score in vocabulary]
 
 
-def never_first(description: dict[str, Any]) -> None:
-    """Make a tokenizer's JSON treat text as the middle of a chat: no prefix space that only the first text gets."""
+def never_first(description: dict[str, Any]) -> bool:
+    """Make a tokenizer's JSON treat text as the middle of a chat: no prefix space that only the first text gets.
 
-    def visit(step: Any) -> None:
-        if isinstance(step, dict):
-            if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
-                step["prepend_scheme"] = "never"
-            for value in step.values():
-                visit(value)
-        elif isinstance(step, list):
-            for value in step:
-                visit(value)
+    Returns:
+        Whether anything was changed.
+    """
 
-    visit(description.get("pre_tokenizer"))
+    def visit(step: Any) -> bool:
+        if isinstance(step, list):
+            return sum(visit(value) for value in step) > 0
+        if not isinstance(step, dict):
+            return False
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
+            step["prepend_scheme"] = "never"
+            return True
+        return sum(visit(value) for value in step.values()) > 0
+
+    return visit(description.get("pre_tokenizer"))
 
 
 class TiktokenCodec:

@@ -262,7 +262,7 @@ def build_profile(
     if prober.is_harmony() and not {"end_of_turn_ids", "thinking_state"} <= given.keys():
         raise TargetError(
             "this template writes the harmony format, whose thinking stands in channels that no single token closes, "
-            "so the profile cannot be read off it; give target.profile in the recipe: end_of_turn_ids (the ids that end "
+            "so the profile cannot be read off it; give target.profile in the recipe: end_of_turn_ids (ids that end "
             "an answer: <|return|>, <|call|>), thinking_state (none, or open), and think_begin_id and think_end_id if "
             "thinking is to be counted"
         )
@@ -272,7 +272,7 @@ def build_profile(
     if own_end is None and not (ends.generation_config or ends.config or "end_of_turn_ids" in given):
         raise TargetError(
             "the chat template writes no end of turn, and there is no config.json or generation_config.json beside "
-            "the tokenizer that names it; give target.profile.end_of_turn_ids in the recipe (the ids that end an answer)"
+            "the tokenizer that names it; give target.profile.end_of_turn_ids in the recipe (ids that end an answer)"
         )
     listed = [*([] if own_end is None else [own_end]), *ends.generation_config, *ends.config, *ends.tokenizer]
     before, between, after = prober.calls.before, prober.calls.between, prober.calls.after
