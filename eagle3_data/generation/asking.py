@@ -96,6 +96,8 @@ class Asker:
         self.sleeping = 0
         self.retries = 0
         self.requests = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
         self._session = session
         self._body = body
         self._reader = reader
@@ -145,6 +147,8 @@ class Asker:
                     failure = f"{error.reason}: {error.message}"
                 else:
                     self.endpoints.check_weights(endpoint, answer.weight_version)
+                    self.prompt_tokens += len(ids)
+                    self.cached_tokens += answer.cached_tokens
                     return answer, endpoint
             elif status in (401, 403):
                 stop = EngineError(f"{endpoint.url}: the server refuses the key ({status}); set engine.api_key_env")

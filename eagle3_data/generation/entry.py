@@ -74,7 +74,7 @@ def row_key(sample_id: str) -> bytes:
 
 def prompt_crc(ids: Ids) -> int:
     """Return the CRC-32 of a prompt's ids as little-endian int32."""
-    return zlib.crc32(np.ascontiguousarray(ids, "<i4"))
+    return zlib.crc32(np.ascontiguousarray(ids, "<i4").data)
 
 
 def _pack(ids: Ids) -> tuple[int, bytes]:

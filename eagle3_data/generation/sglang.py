@@ -136,7 +136,7 @@ class AnswerReader:
         output, meta = self._parse(body)
         finish = meta.get("finish_reason")
         kind = finish.get("type") if isinstance(finish, dict) else None
-        if kind == "abort":
+        if isinstance(finish, dict) and kind == "abort":
             raise AnswerError("abort", f"the server aborted it: {finish.get('message', '')}", transient=True)
         if output is None:
             raise AnswerError("answer", f"output_ids is not a list of integers: {_excerpt(body)}")

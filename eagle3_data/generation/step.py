@@ -23,6 +23,7 @@ from eagle3_data.generation.endpoints import Concurrency, Endpoint, Endpoints
 from eagle3_data.generation.entry import STATE_OF, Entry, Ids, State, prompt_crc
 from eagle3_data.generation.extension import Extend, ladder
 from eagle3_data.generation.journal import Journal
+from eagle3_data.generation.progress import Progress
 from eagle3_data.generation.records import Reader, step_columns
 from eagle3_data.generation.sglang import AnswerReader, RequestBody, complete_sampling
 from eagle3_data.generation.sharing import shared_journal
@@ -164,6 +165,7 @@ class Generator:
         Endpoints(self._urls, concurrency)  # refuses wrong arguments now, not in the middle of map
         self.journal: Journal = shared_journal(Path(journal), self.identity(), shard)
         self._connections: list[Connection] = []
+        self._asked_before: list[Asker] = []
         self._finalizer = weakref.finalize(self, _shut, self._connections, self.journal)
         datasets.config.MAX_NUM_RUNNING_ASYNC_MAP_FUNCTIONS_IN_PARALLEL = max(
             _MAP_TASKS, datasets.config.MAX_NUM_RUNNING_ASYNC_MAP_FUNCTIONS_IN_PARALLEL
@@ -224,9 +226,7 @@ class Generator:
             try:
                 ids = np.asarray(self.target.render_batch([clean_messages(messages or [])], [tools])[0], np.int32)
             except Exception as error:
-                entry = Entry(sample_id, State.FAILED, 0, 0, reason="render", message=_said(error), attempts=0)
-                self._keep(entry)
-                return step_columns(self.target, np.zeros(0, np.int32), entry)
+                return step_columns(self.target, np.zeros(0, np.int32), self.fault(sample_id, _said(error)))
         entry = await self.answer(sample_id, source, ids)
         if self.journal.crowded:
             await asyncio.to_thread(self.journal.flush)
@@ -408,6 +408,29 @@ class Generator:
         connection = Connection(session, endpoints, asker)
         self._connections.append(connection)
         return connection
+
+    async def disconnect(self) -> None:
+        """Close the connection of the running loop; the next row makes a new one."""
+        loop = asyncio.get_running_loop()
+        while self._connections and self._connections[-1].loop is loop:
+            connection = self._connections.pop()
+            self._asked_before.append(connection.asker)
+            await connection.close()
+        self._connecting = None
+
+    def describe_load(self, progress: Progress) -> None:
+        """Fill in what the connection knows: requests, retries, window, share of cached prompt tokens."""
+        askers = [*self._asked_before, *(connection.asker for connection in self._connections)]
+        progress.requests = sum(asker.requests for asker in askers)
+        progress.retries = sum(asker.retries for asker in askers)
+        prompt = sum(asker.prompt_tokens for asker in askers)
+        progress.cached_share = sum(asker.cached_tokens for asker in askers) / prompt if prompt else 0.0
+        if self._connections:
+            progress.concurrency = self._connections[-1].endpoints.capacity
+
+    def fault(self, sample_id: str, message: str) -> Entry:
+        """Keep that a prompt could not be rendered."""
+        return self._keep(Entry(sample_id, State.FAILED, 0, 0, reason="render", message=message))
 
     def _paused(self, text: str) -> None:
         self.pause_text = text

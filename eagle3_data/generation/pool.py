@@ -1,0 +1,365 @@
+"""The pipeline's own runner: all sources in one sliding window over the coroutine that `Dataset.map` uses too.
+
+Goes in: prompts of every source and a Generator. Comes out: a journal in which every row has an outcome, and counts.
+A bounded number of tasks, whatever the number of rows; the servers are kept full, longest rows first; prompts are
+rendered by a thread ahead of need. Ctrl-C (or SIGTERM) lets requests in flight finish, a second one stops at once.
+"""
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from datasets import Dataset
+
+from eagle3_data.generation.endpoints import Endpoint
+from eagle3_data.generation.entry import Entry, State
+from eagle3_data.generation.journal_index import keys_of
+from eagle3_data.generation.progress import Progress, Rate, SourceProgress, count, recount
+from eagle3_data.generation.prompt_table import PromptTable
+from eagle3_data.generation.rendered import RenderedPrompts
+from eagle3_data.generation.scheduling import Queues, SourceQueue, dialogues
+from eagle3_data.generation.step import Generator
+
+_PLAN_ROWS: Final = 50_000
+_OPEN_ROWS: Final = 4096
+_TICK_SECONDS: Final = 0.5
+
+
+@dataclass(slots=True)
+class GenerationResult:
+    """How a run ended: `progress` counts all rows of this shard, earlier runs' included."""
+
+    progress: Progress
+    interrupted: bool
+
+    @property
+    def failed(self) -> int:
+        """Rows that failed and are tried again by the next run."""
+        return sum(source.failed for source in self.progress.sources.values())
+
+
+@dataclass(slots=True)
+class _Source:
+    name: str
+    table: PromptTable
+    rendered: RenderedPrompts
+    queue: SourceQueue
+    progress: SourceProgress
+    seen_ready: int = 0
+    opened: int = 0
+
+
+@dataclass
+class GenerationRun:
+    """One run over some sources.
+
+    Args:
+        prompts: for each source its prompts in draw order, as a Parquet file or a Dataset.
+        step: whom to ask; its journal keeps the outcomes.
+        on_progress: called twice a second and at the end, on the event loop's thread.
+    """
+
+    prompts: Mapping[str, Path | Dataset]
+    step: Generator
+    on_progress: Callable[[Progress], None] = lambda progress: None
+    _sources: list[_Source] = field(default_factory=list)
+    _stop_rendering: threading.Event = field(default_factory=threading.Event)
+    _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    _loop: asyncio.AbstractEventLoop | None = None
+    _main: "asyncio.Task[Any] | None" = None
+    _draining: bool = False
+    _stopped: bool = False
+    _error: BaseException | None = None
+    _tokens: int = 0
+    _in_flight: int = 0
+
+    # --- for whoever drives it ----------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Start no more requests; end when those in flight have their answers. May be called from any thread."""
+        self._draining = True
+        self._stop_rendering.set()
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._notify)
+
+    def stop(self) -> None:
+        """End at once; requests in flight are given up (and asked again by the next run)."""
+        self.drain()
+        self._stopped = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._cancel)
+
+    def interrupt(self) -> None:
+        """Drain at the first call, stop at the second: what Ctrl-C should do."""
+        if self._draining:
+            self.stop()
+        else:
+            self.drain()
+
+    def run(self, *, handle_signals: bool = True) -> GenerationResult:
+        """Work until every row has an outcome, or until interrupted. See `work` for the errors."""
+        return asyncio.run(self.work(handle_signals=handle_signals))
+
+    # --- the work -----------------------------------------------------------------------------------------------
+
+    async def work(self, *, handle_signals: bool = False) -> GenerationResult:
+        """Work until every row has an outcome, or until interrupted.
+
+        Raises:
+            EngineError: no server, servers that differ or changed weights, or most rows fail.
+            DiskFull, MachineError: the journal or the rendered prompts cannot be written.
+            DataError, IdentityError: prompts or servers are not those of this journal.
+        """
+        self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
+        self._changed = asyncio.Event()
+        self._rate = Rate()
+        self._began = time.monotonic()
+        with self._signals(handle_signals):
+            try:
+                self._plan()
+                await self._work()
+            except asyncio.CancelledError:
+                if not self._stopped:
+                    raise
+            finally:
+                self._stop_rendering.set()
+                for task in list(self._tasks):
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                for source in self._sources:
+                    source.rendered.close()
+                await asyncio.to_thread(self.step.journal.flush)
+                await self.step.disconnect()
+        if self._error is not None:
+            raise self._error
+        interrupted = self._draining and any(source.progress.left for source in self._sources)
+        progress = self._report(finished=True)
+        return GenerationResult(progress, interrupted)
+
+    @contextlib.contextmanager
+    def _signals(self, wanted: bool) -> Iterator[None]:
+        if not wanted or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, self.interrupt)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _plan(self) -> None:
+        """Find the rows that need an answer: one pass over a few columns, in bounded memory."""
+        for name, prompts in self.prompts.items():
+            table = PromptTable(prompts)
+            caps = self.step.caps(name)
+            progress = SourceProgress()
+            parts: list[tuple[Any, ...]] = []
+            start = 0
+            columns = ["sample_id", "expected_tokens", "source_file", "source_row", "source_turn"]
+            for batch in table.batches(columns, size=_PLAN_ROWS):
+                parts.append(self._plan_batch(batch, start, caps, progress))
+                start += batch.num_rows
+            waiting: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
+            queue = SourceQueue(name, caps[-1], *waiting) if waiting else _empty_queue(name)
+            folder = self.step.journal.path / "prompts"
+            rendered = RenderedPrompts(folder, name, table, self.step.target)
+            self._sources.append(_Source(name, table, rendered, queue, progress))
+
+    def _plan_batch(self, batch: Any, start: int, caps: list[int], progress: SourceProgress) -> tuple[Any, ...]:
+        journal, (shard, shards) = self.step.journal, self.step.shard
+        keys = keys_of(batch.column("sample_id").to_pylist())
+        positions = journal.look_up(keys)
+        states = journal.index.column("state", positions)
+        mine = keys[:, 1] % np.uint64(shards) == np.uint64(shard)
+        progress.total += int(mine.sum())
+        for state in (State.STOP, State.LENGTH_CAP, State.LENGTH_CONTEXT):
+            count(progress, state, int((mine & (states == state)).sum()))
+        waiting = mine & ((states == State.NONE) | (states >= State.FAILED))
+        if self.step.extends:
+            # The budget already sent lies in the frames; a cut row's own tokens say nearly the same without reading
+            # them: a row cut by its cap holds as many tokens as were asked for.
+            tokens = journal.index.column("tokens", positions)
+            waiting |= mine & (states == State.LENGTH_CAP) & (tokens < caps[-1])
+        at = np.flatnonzero(waiting)
+        expected = np.zeros(len(at), np.float32)
+        if "expected_tokens" in batch.column_names:
+            expected = batch.column("expected_tokens").to_numpy().astype(np.float32)[at]
+        turn = np.zeros(len(at), np.int32)
+        if "source_turn" in batch.column_names:
+            turn = batch.column("source_turn").to_numpy().astype(np.int32)[at]
+        return ((at + start).astype(np.uint32), expected, dialogues(batch, start)[at], turn)
+
+    async def _work(self) -> None:
+        renderer = threading.Thread(target=self._render, name="render", daemon=True)
+        renderer.start()
+        ticker = asyncio.create_task(self._tick())
+        queues = Queues([source.queue for source in self._sources])
+        by_queue = {id(source.queue): source for source in self._sources}
+        try:
+            while self._error is None and not self._draining:
+                self._open(starving=False)
+                room = await self._room()
+                unit = queues.take() if room > 0 else None
+                if unit is None and room > 0:
+                    self._open(starving=True)
+                    unit = queues.take()
+                if unit is not None:
+                    task = asyncio.create_task(self._unit(by_queue[id(unit[0])], unit[1], unit[2]))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._ended)
+                    continue
+                if queues.exhausted and not self._tasks:
+                    break
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), _TICK_SECONDS)
+            while self._tasks and self._error is None:
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._stop_rendering.set()
+            ticker.cancel()
+            await asyncio.to_thread(renderer.join)
+
+    async def _room(self) -> int:
+        """Return how many more units may start: what the servers take, and one for every row that only waits."""
+        if not any(not source.queue.exhausted for source in self._sources):
+            return 0
+        connection = await self.step.connect()
+        if self.step.journal.crowded:
+            await asyncio.to_thread(self.step.journal.flush)
+        capacity = connection.endpoints.capacity
+        return capacity + min(connection.asker.sleeping, capacity) - len(self._tasks)
+
+    def _open(self, starving: bool) -> None:
+        for source in self._sources:
+            fresh = source.seen_ready - source.opened
+            if fresh and (starving or fresh >= _OPEN_ROWS or source.seen_ready >= source.table.rows):
+                source.opened = source.seen_ready
+                source.queue.open_to(source.opened)
+
+    def _render(self) -> None:
+        """Runs in a thread: source by source in turn, so that all of them have rows early."""
+        try:
+            for source in self._sources:
+
+                def on_ready(rows: int, source: _Source = source) -> None:
+                    source.seen_ready = rows
+                    source.progress.rendered = rows
+                    if self._loop is not None:
+                        self._loop.call_soon_threadsafe(self._notify)
+
+                source.rendered.advance(on_ready, self._stop_rendering)
+        except BaseException as error:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._fail, error)
+
+    async def _unit(self, source: _Source, rows: list[int], expected: list[float]) -> None:
+        """Answer the prompts of one dialogue in order, on one server as long as it lives."""
+        home: Endpoint | None = None
+        source.progress.in_flight += 1
+        self._in_flight += 1
+        try:
+            for row, guess in zip(rows, expected, strict=True):
+                if self._draining:
+                    break
+                sample_id, ids = source.rendered.row(row)
+                head = self.step.journal.head(sample_id)
+                before, had = (head.state, head.tokens) if head else (0, 0)
+                if len(ids) == 0 and row in source.rendered.faults:
+                    entry = self.step.fault(sample_id, source.rendered.faults[row])
+                else:
+                    entry, home = await self.step.outcome(sample_id, source.name, ids, home)
+                self._count(source, before, had, guess, entry)
+        finally:
+            source.progress.in_flight -= 1
+            self._in_flight -= 1
+
+    def _count(self, source: _Source, before: int, had: int, guess: float, entry: Entry) -> None:
+        done_before = before if before and State(before).done else 0
+        recount(source.progress, done_before, entry)
+        if entry.state.done:
+            self._tokens += len(entry.output_ids) - had
+            source.queue.learned.note(guess, len(entry.output_ids))
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+        self._notify()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+
+    def _cancel(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        if self._main is not None:
+            self._main.cancel()
+
+    # --- telling ------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            self._report()
+            await asyncio.sleep(_TICK_SECONDS)
+
+    def _report(self, finished: bool = False) -> Progress:
+        rate = self._rate.at(self._tokens)
+        left = 0.0
+        for source in self._sources:
+            left += source.progress.left * (source.queue.learned.mean if source.queue.learned.rows else 0.0)
+        known = any(source.queue.learned.rows for source in self._sources) and rate > 0
+        progress = Progress(
+            sources={source.name: source.progress for source in self._sources},
+            seconds=time.monotonic() - self._began,
+            tokens=self._tokens,
+            tokens_per_second=rate,
+            seconds_left=0.0 if finished else (left / rate if known else -1.0),
+            in_flight=self._in_flight,
+            paused=self.step.pause_text,
+            draining=self._draining,
+            finished=finished,
+        )
+        self.step.describe_load(progress)
+        self.on_progress(progress)
+        return progress
+
+
+def _empty_queue(name: str) -> SourceQueue:
+    return SourceQueue(
+        name,
+        1,
+        np.zeros(0, np.uint32),
+        np.zeros(0, np.float32),
+        np.zeros(0, np.uint64),
+        np.zeros(0, np.int32),
+    )
+
+
+def run_generation(
+    prompts: Mapping[str, Path | Dataset],
+    step: Generator,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    *,
+    handle_signals: bool = True,
+) -> GenerationResult:
+    """Give every prompt an outcome. See `GenerationRun`."""
+    return GenerationRun(prompts, step, on_progress).run(handle_signals=handle_signals)

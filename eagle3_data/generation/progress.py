@@ -1,0 +1,90 @@
+"""What a run tells while it works: one small dataclass, from which bars and JSON lines are made elsewhere.
+
+Goes in: outcomes of rows. Comes out: `Progress`, some times a second.
+"""
+
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from eagle3_data.generation.entry import Entry, State
+
+_WINDOW_SECONDS: Final = 60.0
+
+
+@dataclass(slots=True)
+class SourceProgress:
+    """Rows of one source: `total` of this shard, `done` and `truncated` with those of earlier runs."""
+
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+    skipped: int = 0
+    truncated: int = 0
+    in_flight: int = 0
+    rendered: int = 0
+
+    @property
+    def left(self) -> int:
+        """Rows without an outcome."""
+        return max(0, self.total - self.done - self.failed - self.skipped)
+
+
+@dataclass(slots=True)
+class Progress:
+    """A look at a run. `tokens` are completion tokens of this run; `seconds_left` is -1 while unknown."""
+
+    sources: dict[str, SourceProgress] = field(default_factory=dict)
+    seconds: float = 0.0
+    tokens: int = 0
+    tokens_per_second: float = 0.0
+    seconds_left: float = -1.0
+    in_flight: int = 0
+    concurrency: int = 0
+    requests: int = 0
+    retries: int = 0
+    cached_share: float = 0.0  # of prompt tokens that the servers' prefix caches held
+    paused: str = ""  # why no row moves, "" when they do
+    draining: bool = False
+    finished: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-ready values."""
+        return asdict(self)
+
+
+class Rate:
+    """Tokens a second over the last minute: replies come in lumps, so short windows jump."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+
+    def at(self, tokens: int) -> float:
+        """Take in the total so far and return the rate."""
+        now = time.monotonic()
+        self._marks.append((now, tokens))
+        while len(self._marks) > 2 and now - self._marks[1][0] > _WINDOW_SECONDS:
+            self._marks.popleft()
+        then, before = self._marks[0]
+        return (tokens - before) / max(now - then, 1e-6)
+
+
+def count(progress: SourceProgress, state: State | int, by: int = 1) -> None:
+    """Count rows that stand at `state`."""
+    state = State(state)
+    if state.done:
+        progress.done += by
+        if state is not State.STOP:
+            progress.truncated += by
+    elif state is State.FAILED:
+        progress.failed += by
+    elif state is State.SKIPPED:
+        progress.skipped += by
+
+
+def recount(progress: SourceProgress, before: State | int, entry: Entry) -> None:
+    """Count a row anew whose outcome changed."""
+    if before:
+        count(progress, before, -1)
+    count(progress, entry.state)
