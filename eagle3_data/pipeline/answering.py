@@ -1,0 +1,364 @@
+"""The second stage: the target answers every prompt that has no answer yet, and the answers become record files.
+
+Goes in: a prepared run. Comes out: the journal, `records/<source>/*.parquet`, `failures.parquet`, `skipped.parquet`
+and the accounts in the manifest.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from eagle3_data.errors import IdentityError, RunLocked, UsageError
+from eagle3_data.generation import Extend, Generator
+from eagle3_data.generation.embedded import EmbeddedEngine, locate_model
+from eagle3_data.generation.pool import GenerationResult, run_generation
+from eagle3_data.generation.server_check import ServerInfo, check_server
+from eagle3_data.generation.writing import SourceCounts, write_records
+from eagle3_data.pipeline.opening import Run, guard_identity
+from eagle3_data.pipeline.preparing import prepare_locked
+from eagle3_data.pipeline.showing import render
+from eagle3_data.progress import shown
+from eagle3_data.recipe import AUTO, Recipe, parse_recipe
+from eagle3_data.run_folder import RunFolder
+from eagle3_data.target import Target
+
+_LOCK_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Generated:
+    """How generation ended: counts of every source as they stand on disk, earlier runs' included."""
+
+    folder: Path
+    counts: Mapping[str, SourceCounts]
+    seconds: float = 0.0
+    tokens: int = 0
+    interrupted: bool = False
+    shard: tuple[int, int] | None = None
+    progress: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> int:
+        """Rows that failed; the next run tries them again."""
+        return sum(counts.failed for counts in self.counts.values())
+
+    @property
+    def exit_status(self) -> int:
+        """0 when every row has its answer, 1 when some failed, 130 when interrupted."""
+        return 130 if self.interrupted else int(self.failed > 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts, ready for JSON."""
+        return {
+            "folder": str(self.folder),
+            "sources": {name: asdict(counts) for name, counts in self.counts.items()},
+            "seconds": round(self.seconds, 3),
+            "completion_tokens_this_time": self.tokens,
+            "interrupted": self.interrupted,
+            "shard": list(self.shard) if self.shard else None,
+        }
+
+    def to_text(self) -> str:
+        """Return the table of records, failed, skipped and truncated rows."""
+        table = Table(title="Records", title_justify="left")
+        table.add_column("source", no_wrap=True)
+        for column in ("records", "failed", "skipped", "missing", "truncated", "prompt tokens", "completion tokens"):
+            table.add_column(column, justify="right")
+        for name, counts in self.counts.items():
+            numbers = [counts.records, counts.failed, counts.skipped, counts.missing, counts.truncated]
+            table.add_row(name, *(f"{n:,}" for n in [*numbers, counts.prompt_tokens, counts.completion_tokens]))
+        notes = []
+        if self.tokens:
+            rate = self.tokens / max(self.seconds, 1e-9)
+            notes.append(f"{self.tokens:,} completion tokens in {self.seconds:,.1f} s ({rate:,.0f} tokens/s)")
+        if self.failed:
+            notes.append(
+                f"{self.failed:,} rows failed: see {self.folder / 'failures.parquet'}; run again to retry them"
+            )
+        if self.interrupted:
+            notes.append("interrupted: run the same command again to go on where it stopped")
+        return render(table, *notes, f"records: {self.folder / 'records'}")
+
+
+def load_target(recipe: Recipe) -> Target:
+    """Load the target of a recipe; with the embedded engine it is that engine's model.
+
+    Raises:
+        TargetError: the tokenizer or its template is wrong.
+    """
+    if recipe.engine.embedded:
+        return Target.from_gguf(locate_model(recipe.engine.embedded))
+    spec = recipe.target
+    assert spec is not None
+    return Target.from_pretrained(
+        spec.model,
+        spec.revision,
+        trust_remote_code=spec.trust_remote_code,
+        thinking=spec.thinking,
+        profile=dict(spec.profile) or None,
+        forge=spec.control_text,
+    )
+
+
+def generate(run: Run, *, shard: tuple[int, int] | None = None, ray_address: str | None = None) -> Generated:
+    """Ask the target for every prompt that has no answer yet, and write the records.
+
+    Args:
+        run: prepared first where prompts are missing (not for a shard: prepare once, before the shards start).
+        shard: (index, count): only this share of the prompts; records are written when the shards are merged, which
+            `check`, `lengths`, `card` and `publish` do by themselves.
+        ray_address: run the shards as tasks of this Ray cluster, whose nodes share the run's folder.
+
+    Raises:
+        EngineError: no server, a server with another model, or most rows fail.
+        IdentityError: the run was made with another target, sampling or seed, or a cap was lowered.
+        RunLocked, DiskFull: this machine.
+    """
+    if ray_address is not None:
+        from eagle3_data.pipeline.sharing import generate_on_ray
+
+        return generate_on_ray(run, ray_address)
+    if shard is None:
+        with run.folder.lock():
+            prepare_locked(run, again=False)
+            return generate_locked(run)
+    missing = [spec.name for spec in run.recipe.sources if not run.folder.prompts_path(spec.name).is_file()]
+    if missing:
+        raise UsageError(
+            f"{run.folder.path}: no prompts of {', '.join(missing)} yet; run `eagle3-data prepare` before the shards"
+        )
+    return _work(run, _caps(run), extend=_recipe_extend(run), shard=shard)
+
+
+def extend(run: Run, *, max_new_tokens: int) -> Generated:
+    """Continue the truncated rows from where they were cut, up to `max_new_tokens` in all, and only those.
+
+    Raises: as `generate`.
+    """
+    with run.folder.lock():
+        manifest = run.folder.read_manifest()
+        if not manifest.get("stages", {}).get("generate"):
+            raise UsageError(f"{run.folder.path}: nothing to extend; run `eagle3-data generate` first")
+        caps = {
+            spec.name: max(max_new_tokens, cap)
+            for spec, cap in zip(run.recipe.sources, _caps(run).values(), strict=True)
+        }
+        return _work(run, caps, extend=True, only_truncated=True)
+
+
+def generate_locked(run: Run) -> Generated:
+    """As `generate` in one process, for a caller that holds the run's lock."""
+    return _work(run, _caps(run), extend=_recipe_extend(run))
+
+
+def merge(folder: RunFolder) -> None:
+    """Write the records of a run whose journal has moved on since they were last written (shards, a killed run).
+
+    Raises:
+        DataError, TargetError, MachineError: as the parts.
+    """
+    manifest = folder.read_manifest()
+    journal = [path.stat().st_mtime for path in folder.journal_path.rglob("*") if path.is_file()]
+    written = folder.failures_path
+    if not manifest or not journal or (written.is_file() and max(journal) <= written.stat().st_mtime):
+        return
+    with folder.lock():
+        recipe = parse_recipe(manifest["recipe"], str(folder.manifest_path))
+        _write(Run(recipe, folder), load_target(recipe), None)
+
+
+# -- the work
+def _work(
+    run: Run,
+    caps: Mapping[str, int],
+    *,
+    extend: bool | Extend,
+    shard: tuple[int, int] | None = None,
+    only_truncated: bool = False,
+) -> Generated:
+    recipe, folder = run.recipe, run.folder
+    target = load_target(recipe)
+    identity = _identity(run, target)
+    guard_identity(folder, folder.read_manifest(), identity)
+    prompts = {spec.name: folder.prompts_path(spec.name) for spec in recipe.sources}
+    if shard is None and recipe.engine.embedded and folder.failures_path.is_file() and not extend:
+        counts = _write(run, target, None)
+        if not any(count.missing or count.failed for count in counts.values()):
+            return Generated(folder.path, counts)  # no engine has to start for a finished run
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        urls = _urls(recipe, stack)
+        facts = asyncio.run(_check_servers(list(urls), target, _api_key(recipe)))
+        with _manifest(folder, alone=shard is None) as manifest:
+            manifest["identity"] = identity
+            manifest["profile"] = _plain(asdict(target.profile))
+            manifest["engine"] = _engine(recipe, facts)
+            for name, cap in caps.items():
+                entry = manifest["extent"]["sources"].setdefault(name, {})
+                entry["extended_to" if only_truncated else "caps"] = cap
+        options: dict[str, Any] = {}
+        if recipe.engine.timeout is not None:
+            options["request_timeout"] = recipe.engine.timeout
+        step = Generator(
+            target,
+            urls,
+            recipe.sampling,
+            dict(caps),
+            folder.journal_path,
+            api_key=_api_key(recipe),
+            concurrency=recipe.engine.concurrency,
+            extend=extend,
+            shard=shard or (0, 1),
+            **options,
+        )
+        with step, shown(run.progress) as on_progress:
+            result: GenerationResult = run_generation(prompts, step, on_progress, only_truncated=only_truncated)
+            seconds = time.monotonic() - began
+            with _manifest(folder, alone=shard is None) as manifest:
+                before = manifest.get("throughput", {})
+                manifest["throughput"] = {
+                    "seconds": round(before.get("seconds", 0.0) + seconds, 3),
+                    "completion_tokens": before.get("completion_tokens", 0) + result.progress.tokens,
+                }
+            if shard is not None:
+                counts = {name: _counted(source) for name, source in result.progress.sources.items()}
+            else:
+                counts = _write(run, target, step)
+    return Generated(folder.path, counts, seconds, result.progress.tokens, result.interrupted, shard)
+
+
+def _write(run: Run, target: Target, step: Generator | None) -> Mapping[str, SourceCounts]:
+    recipe, folder = run.recipe, run.folder
+    manifest = folder.read_manifest()
+    made = {key: manifest.get(key) for key in ("name", "identity", "engine", "recipe", "versions")}
+    # where a server keeps its weights says nothing about the data, and would make equal records differ
+    made["identity"] = {**made["identity"], "weights": {**made["identity"].get("weights", {}), "model_path": None}}
+    counts = write_records(
+        {spec.name: folder.prompts_path(spec.name) for spec in recipe.sources},
+        folder,
+        target,
+        holdout={spec.name: spec.holdout for spec in recipe.sources},
+        metadata={"eagle3_data": json.dumps(made, sort_keys=True, ensure_ascii=False)},
+        journal=step.journal if step else None,
+    )
+    manifest["generation"] = {name: asdict(count) for name, count in counts.items()}
+    done = not any(count.missing for count in counts.values())
+    manifest["stages"] = {**manifest.get("stages", {}), "generate": done}
+    folder.write_manifest(manifest)
+    return counts
+
+
+def _counted(source: Any) -> SourceCounts:
+    return SourceCounts(
+        records=source.done,
+        failed=source.failed,
+        skipped=source.skipped,
+        truncated=source.truncated,
+        missing=source.left,
+    )
+
+
+def _caps(run: Run) -> dict[str, int]:
+    """Return the cap of every source, `auto` taken from the pilot.
+
+    Raises:
+        UsageError: `auto` without a pilot.
+        IdentityError: a cap lies below the one that rows were generated with.
+    """
+    manifest = run.folder.read_manifest()
+    extents, pilots = manifest.get("extent", {}).get("sources", {}), manifest.get("pilot", {})
+    caps: dict[str, int] = {}
+    for spec in run.recipe.sources:
+        cap = spec.max_new_tokens
+        if cap == AUTO:
+            if spec.name not in pilots:
+                raise UsageError(
+                    f"sources.{spec.name}.max_new_tokens: auto takes the cap that a pilot found; run "
+                    f"`eagle3-data pilot {run.recipe.file or run.recipe.name}` first"
+                )
+            cap = int(pilots[spec.name]["max_new_tokens"])
+        before = extents.get(spec.name, {}).get("caps")
+        if before is not None and cap < before:
+            raise IdentityError(
+                f"sources.{spec.name}.max_new_tokens: {cap} is below {before}, with which rows of {run.folder.path} "
+                "were generated; set it back, or give the recipe another name"
+            )
+        caps[spec.name] = int(cap)
+    return caps
+
+
+def _recipe_extend(run: Run) -> bool | Extend:
+    spec = run.recipe.extend
+    return Extend(spec.up_to, spec.rounds) if spec else False
+
+
+def _identity(run: Run, target: Target) -> dict[str, Any]:
+    known = run.folder.read_manifest().get("identity", {})
+    return {
+        **known,
+        "target": target.identity(),
+        "sampling": dict(run.recipe.sampling),
+        "draw_seed": run.recipe.draw_seed,
+    }
+
+
+def _api_key(recipe: Recipe) -> str | None:
+    name = recipe.engine.api_key_env
+    # no key in the environment is a server without keys; a server that wants one says 401
+    return os.environ.get(name) or None if name else None
+
+
+def _urls(recipe: Recipe, stack: contextlib.ExitStack) -> Sequence[str] | dict[str, float]:
+    engine = recipe.engine
+    if engine.embedded:
+        started = EmbeddedEngine(engine.embedded, deterministic=engine.deterministic, slots=engine.slots)
+        return [stack.enter_context(started).url]
+    if engine.weights:
+        return dict(zip(engine.urls, engine.weights, strict=True))
+    return list(engine.urls)
+
+
+async def _check_servers(urls: Sequence[str], target: Target, api_key: str | None) -> ServerInfo:
+    """Check every server; the first one's facts stand for all, since servers that differ are refused later."""
+    facts = [await check_server(url, target, api_key) for url in urls]
+    return facts[0]
+
+
+def _engine(recipe: Recipe, facts: ServerInfo) -> dict[str, Any]:
+    return {
+        "kind": "embedded" if recipe.engine.embedded else "sglang",
+        "version": facts.version,
+        "context_length": facts.context_length,
+        "deterministic": recipe.engine.deterministic,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+@contextlib.contextmanager
+def _manifest(folder: RunFolder, *, alone: bool) -> Iterator[dict[str, Any]]:
+    """Change the manifest; a shard takes the run's lock for just that, and waits its turn."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    with contextlib.ExitStack() as stack:
+        while not alone:
+            try:
+                stack.enter_context(folder.lock())
+                break
+            except RunLocked:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        manifest = folder.read_manifest()
+        manifest.setdefault("extent", {}).setdefault("sources", {})
+        yield manifest
+        folder.write_manifest(manifest)

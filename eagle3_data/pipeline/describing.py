@@ -1,0 +1,72 @@
+"""The last stages: what a run's records say of lengths, and the card of its data set.
+
+Goes in: a run folder (or any records). Comes out: `lengths.json`, `lengths.html`, figures where matplotlib is there, and
+the card, README.md.
+"""
+
+import importlib.util
+from pathlib import Path
+
+from eagle3_data.errors import DataError, UsageError
+from eagle3_data.lengths import LengthReport, measure_lengths
+from eagle3_data.pipeline.answering import load_target, merge
+from eagle3_data.publishing import write_card
+from eagle3_data.recipe import parse_recipe
+from eagle3_data.run_folder import RunFolder
+from eagle3_data.target import Target
+
+
+def run_folder_of(dataset: str | Path) -> RunFolder | None:
+    """Return the run folder that `dataset` is, its shards merged; None when it is something else."""
+    folder = RunFolder(dataset)
+    if not folder.manifest_path.is_file():
+        return None
+    merge(folder)
+    return folder
+
+
+def measure(dataset: str | Path) -> LengthReport:
+    """Measure the lengths of a run folder, Parquet files or a Hub data set; a run folder keeps them.
+
+    Raises:
+        UsageError: there is no such data set.
+        DataError: no records, or rows that are none.
+    """
+    folder = run_folder_of(dataset)
+    if folder is None:
+        return measure_lengths(str(dataset))
+    report = measure_lengths(folder)
+    report.write(folder.lengths_path)
+    draw(report, folder)
+    return report
+
+
+def draw(report: LengthReport, folder: RunFolder) -> None:
+    """Write the page of a report and, where matplotlib is installed, its figures."""
+    report.write_html(folder.page_path)
+    if importlib.util.find_spec("matplotlib") is not None:
+        report.write_figures(folder.figures_path)
+
+
+def card(run: Path, *, template: str | None = None) -> Path:
+    """Write the card of a run folder, measuring its lengths where that was not done since its records were written.
+
+    Raises:
+        UsageError: no run folder, or a wrong template.
+        DataError: no records.
+    """
+    folder = run_folder_of(run)
+    if folder is None:
+        raise UsageError(f"{run}: not a run folder (no manifest.json)")
+    written = folder.lengths_path
+    if not written.is_file() or written.stat().st_mtime < folder.manifest_path.stat().st_mtime:
+        measure(folder.path)
+    return write_card(folder, Path(template) if template else None, target=target_of(folder))
+
+
+def target_of(folder: RunFolder) -> Target | None:
+    """Return the target of a run, to decode its example; None where its tokenizer is not on this machine."""
+    try:
+        return load_target(parse_recipe(folder.read_manifest()["recipe"], str(folder.manifest_path)))
+    except (UsageError, DataError):
+        return None
