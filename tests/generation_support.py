@@ -1,4 +1,4 @@
-"""What the generation tests share: a small target without a tokenizer, prompts, and servers in threads and processes."""
+"""What the generation tests share: a target without a tokenizer, prompts, and servers in threads and processes."""
 
 import asyncio
 import contextlib

@@ -21,7 +21,7 @@ from eagle3_data.generation.sglang import Answer, AnswerError, AnswerReader, Req
 
 _BUSY: Final = frozenset({429, 503})
 _TRANSIENT: Final = frozenset({408, 425, 500, 502, 504})
-_HEADERS: Final = {"Content-Type": "application/json"}
+_HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 class RowError(Exception):
@@ -65,9 +65,10 @@ def open_session(api_key: str | None, request_timeout: float) -> aiohttp.ClientS
         request_timeout: seconds of silence on one connection before a reply is given up.
     """
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, socket_factory=_keep_alive_socket)
+    cookies = aiohttp.DummyCookieJar()  # none are used, and looking for them costs as much as parsing the answer
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=request_timeout)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers, cookie_jar=cookies)
 
 
 def _keep_alive_socket(info: "aiohttp.connector.AddrInfoType") -> socket.socket:
@@ -123,7 +124,9 @@ class Asker:
             self.requests += 1
             status, body, failure, wait = 0, b"", "", -1.0
             try:
-                async with self._session.post(endpoint.generate_url, data=data, headers=_HEADERS) as reply:
+                async with self._session.post(
+                    endpoint.generate_url, data=data, headers=_HEADERS, allow_redirects=False
+                ) as reply:
                     status = reply.status
                     if status in _BUSY or status in _TRANSIENT:
                         wait = _retry_after(reply.headers.get("Retry-After", ""))

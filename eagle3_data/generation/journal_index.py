@@ -128,9 +128,11 @@ class JournalIndex:
         return recent if int(np.argmax(_standing(pair))) else found
 
     def _at(self, key: bytes) -> tuple[Head, int] | None:
-        hi = np.uint64(int.from_bytes(key[:8], "little"))
-        at = int(np.searchsorted(self._hi, hi))
-        if at == len(self._hi) or self._hi[at] != hi or int(self._rest["lo"][at]) != int.from_bytes(key[8:], "little"):
+        if not len(self._hi):
+            return None
+        halves = np.frombuffer(key, "<u8")
+        at = int(self._hi.searchsorted(halves[0]))
+        if at == len(self._hi) or self._hi[at] != halves[0] or self._rest["lo"][at] != halves[1]:
             return None
         values = {name: int(self._rest[name][at]) for name in Head._fields[1:]}
         return Head(key, **values), int(self._rest["segment"][at])

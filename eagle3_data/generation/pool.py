@@ -79,6 +79,7 @@ class GenerationRun:
     _error: BaseException | None = None
     _tokens: int = 0
     _in_flight: int = 0
+    _wanted: int = 0
 
     # --- for whoever drives it ----------------------------------------------------------------------------------
 
@@ -211,16 +212,10 @@ class GenerationRun:
         try:
             while self._error is None and not self._draining:
                 self._open(starving=False)
-                room = await self._room()
-                unit = queues.take() if room > 0 else None
-                if unit is None and room > 0:
-                    self._open(starving=True)
-                    unit = queues.take()
-                if unit is not None:
-                    task = asyncio.create_task(self._unit(by_queue[id(unit[0])], unit[1], unit[2]))
+                for _ in range(await self._room()):
+                    task = asyncio.create_task(self._worker(queues, by_queue))
                     self._tasks.add(task)
                     task.add_done_callback(self._ended)
-                    continue
                 if queues.exhausted and not self._tasks:
                     break
                 self._changed.clear()
@@ -234,15 +229,27 @@ class GenerationRun:
             ticker.cancel()
             await asyncio.to_thread(renderer.join)
 
+    async def _worker(self, queues: Queues, by_queue: dict[int, _Source]) -> None:
+        """Take unit after unit, while there are any and no fewer workers are wanted."""
+        while not self._draining and self._error is None and len(self._tasks) <= self._wanted:
+            unit = queues.take()
+            if unit is None:
+                self._open(starving=True)
+                unit = queues.take()
+            if unit is None:
+                return
+            await self._unit(by_queue[id(unit[0])], unit[1], unit[2])
+            if self.step.journal.crowded:
+                await asyncio.to_thread(self.step.journal.flush)
+
     async def _room(self) -> int:
-        """Return how many more units may start: what the servers take, and one for every row that only waits."""
+        """Return how many more workers may start: what the servers take, and one for every row that only waits."""
         if not any(not source.queue.exhausted for source in self._sources):
             return 0
         connection = await self.step.connect()
-        if self.step.journal.crowded:
-            await asyncio.to_thread(self.step.journal.flush)
         capacity = connection.endpoints.capacity
-        return capacity + min(connection.asker.sleeping, capacity) - len(self._tasks)
+        self._wanted = capacity + min(connection.asker.sleeping, capacity)
+        return self._wanted - len(self._tasks)
 
     def _open(self, starving: bool) -> None:
         for source in self._sources:
@@ -282,7 +289,7 @@ class GenerationRun:
                 if len(ids) == 0 and row in source.rendered.faults:
                     entry = self.step.fault(sample_id, source.rendered.faults[row])
                 else:
-                    entry, home = await self.step.outcome(sample_id, source.name, ids, home)
+                    entry, home = await self.step.outcome(sample_id, source.name, ids, home, head)
                 self._count(source, before, had, guess, entry)
         finally:
             source.progress.in_flight -= 1

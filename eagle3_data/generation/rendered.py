@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import os
+import struct
 import threading
 import zlib
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 _ROW: Final = np.dtype(
     [("start", "<u8"), ("hi", "<u8"), ("lo", "<u8"), ("count", "<u4"), ("crc", "<u4"), ("name", "<u4")]
 )
+_LINE: Final = struct.Struct("<QQQIII")  # the same, for one row at a time
 _CHUNK: Final = 256
 _POLL_SECONDS: Final = 0.5
 _FORMAT: Final = 1
@@ -262,12 +264,12 @@ class RenderedPrompts:
         Raises:
             DataError: the bytes on disk are damaged.
         """
-        line = np.frombuffer(os.pread(self._rows, _ROW.itemsize, number * _ROW.itemsize), _ROW)[0]
-        count = int(line["count"]) * 4
-        data = os.pread(self._ids, count + int(line["name"]), int(line["start"]))
-        if zlib.crc32(data[:count]) != line["crc"]:
+        start, _, _, tokens, crc, name = _LINE.unpack(os.pread(self._rows, _LINE.size, number * _LINE.size))
+        data = os.pread(self._ids, tokens * 4 + name, start)
+        ids = np.frombuffer(data, "<i4", tokens)
+        if zlib.crc32(ids.data) != crc:
             raise self._damaged(number)
-        return data[count:].decode(), np.frombuffer(data, "<i4", count // 4).astype(np.int32, copy=False)
+        return data[tokens * 4 :].decode(), ids.astype(np.int32, copy=False)
 
     def chunk(self, start: int, rows: int) -> Chunk:
         """Return the ids of `rows` prompts from `start`.

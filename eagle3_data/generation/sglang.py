@@ -141,7 +141,8 @@ class AnswerReader:
         if output is None:
             raise AnswerError("answer", f"output_ids is not a list of integers: {_excerpt(body)}")
         self._check_counts(output, meta, prompt)
-        if len(output) and (int(output.min()) < 0 or int(output.max()) >= self._vocabulary_size):
+        # Seen as unsigned, a negative id is above every vocabulary too.
+        if len(output) and int(output.view(np.uint64).max()) >= self._vocabulary_size:
             wrong = output[(output < 0) | (output >= self._vocabulary_size)]
             raise AnswerError(
                 "vocabulary",

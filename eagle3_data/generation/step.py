@@ -20,7 +20,7 @@ from eagle3_data.errors import DataError, TooManyFailures, UsageError
 from eagle3_data.generation.asking import Asker, RetryPolicy, RowError, open_session
 from eagle3_data.generation.budget import truncation
 from eagle3_data.generation.endpoints import Concurrency, Endpoint, Endpoints
-from eagle3_data.generation.entry import STATE_OF, Entry, Ids, State, prompt_crc
+from eagle3_data.generation.entry import STATE_OF, Entry, Head, Ids, State, prompt_crc
 from eagle3_data.generation.extension import Extend, ladder
 from eagle3_data.generation.journal import Journal
 from eagle3_data.generation.progress import Progress
@@ -240,7 +240,7 @@ class Generator:
         future: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
         self._under_way[sample_id] = future
         try:
-            entry, _ = await self.outcome(sample_id, source, ids, home)
+            entry, _ = await self.outcome(sample_id, source, ids, home, self.journal.head(sample_id))
         except BaseException as error:
             future.set_exception(error)
             future.exception()
@@ -252,10 +252,12 @@ class Generator:
             del self._under_way[sample_id]
 
     async def outcome(
-        self, sample_id: str, source: str, ids: Ids, home: Endpoint | None = None
+        self, sample_id: str, source: str, ids: Ids, home: Endpoint | None = None, head: Head | None = None
     ) -> tuple[Entry, Endpoint | None]:
-        """Return a row's outcome and the server that gave it (None when none was asked)."""
-        head = self.journal.head(sample_id)
+        """Return a row's outcome and the server that gave it (None when none was asked).
+
+        `head` is what the journal says of the row, for callers who looked it up.
+        """
         caps = self.caps(source)
         known: Entry | None = None
         if head is not None and State(head.state).done:
@@ -273,8 +275,7 @@ class Generator:
             entry = Entry(sample_id, State.FAILED, len(ids), prompt_crc(ids), reason="vocabulary", message=fault)
             return self._keep(entry, known_bad=head is not None), None
         connection = await self.connect()
-        entry_now, endpoint = known, home
-        crc = prompt_crc(ids)
+        entry_now, endpoint, crc = known, home, prompt_crc(ids)
         for cap in caps:
             if entry_now is not None and not self.continues(entry_now.state, entry_now.budget, [cap]):
                 continue
@@ -361,9 +362,9 @@ class Generator:
         """Return why a prompt must not be sent, or "": one id outside the vocabulary kills the whole server."""
         if not len(ids):
             return "the prompt has no tokens"
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= self._vocabulary_size:
-            return f"input_ids holds {low if low < 0 else high}, outside the target's {self._vocabulary_size} tokens"
+        if int(ids.view(np.uint32).max()) >= self._vocabulary_size:
+            wrong = ids[(ids < 0) | (ids >= self._vocabulary_size)]
+            return f"input_ids holds {int(wrong[0])}, outside the target's {self._vocabulary_size} tokens"
         return ""
 
     # --- connections --------------------------------------------------------------------------------------------
