@@ -226,9 +226,18 @@ def _next_try(
     if tail is not None and (forecast := tail.cap(target)[0]) <= tail.trusted_until:
         cap = max(forecast, until + 1)
     cap = -(-cap // CAP_MULTIPLE) * CAP_MULTIPLE
-    if context_length is not None:
-        cap = min(cap, context_length - CONTEXT_MARGIN - prompt.extreme(0))
+    room = _room(prompt, context_length)
+    if room is not None:
+        cap = min(cap, room // CAP_MULTIPLE * CAP_MULTIPLE)
     return cap if cap > until else None
+
+
+def _room(prompt: LengthCounts, context_length: int | None) -> int | None:
+    """Return the largest budget that the context leaves for 95 % of the prompts."""
+    if context_length is None or not prompt.rows:
+        return None
+    longest = quantile(SourceCurve(prompt), 0.95).value
+    return max(0, context_length - CONTEXT_MARGIN - int(longest or 0))
 
 
 def _tail_advice(tail: TailModel, target: float) -> dict[str, Any]:
@@ -257,6 +266,7 @@ def _context(prompt: LengthCounts, cap: int | None, aim: int | None, length: int
         "length": length,
         "longest_prompt": longest,
         "largest_cap_for_all_prompts": max(0, length - CONTEXT_MARGIN - longest),
+        "largest_cap_for_most_prompts": _room(prompt, length),
         "present": fits(cap),
         "advised": fits(aim),
     }

@@ -69,7 +69,14 @@ def _cap(advice: Values) -> str:
             f"least {needed} rows can ({wording.tokens(_better_rows(advice))} for a cap that is not far too high)."
         )
     verdict = "is too small" if advice["verdict"] == "too_small" else "may be too small"
-    tried = f"to {wording.tokens(advice['next_try'])}" if advice["next_try"] else "as far as the context allows"
+    if advice["next_try"] is None and advice["context"]:
+        length = wording.tokens(advice["context"]["length"])
+        room = wording.tokens(advice["context"]["largest_cap_for_most_prompts"])
+        return (
+            f"The cap {verdict} for a target of {target}, but a context of {length} leaves no more than {room} tokens "
+            "for 95 % of the prompts: serve the target with a longer context to learn what it needs."
+        )
+    tried = f"to {wording.tokens(advice['next_try'])}" if advice["next_try"] else "further"
     return (
         f"The cap {verdict} for a target of {target}, and how high it must be lies beyond what was let through. "
         f"Extend the cut rows {tried} and look again, or pilot at least {needed} rows of this source under a high cap."

@@ -22,7 +22,7 @@ from eagle3_data.lengths.reading import MEASURES
 from eagle3_data.lengths.report import WHOLE, LengthReport
 from eagle3_data.lengths.tables import MEASURE_TITLES, Table
 
-REPETITIONS: Final = 500
+REPETITIONS: Final = 200
 
 
 @dataclass(frozen=True)

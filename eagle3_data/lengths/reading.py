@@ -218,10 +218,10 @@ def parquet_tables(files: Iterable[Any], filesystem: Any = None) -> Iterator[pa.
     """
     for path in files:
         try:
-            with pq.ParquetFile(
-                path, filesystem=filesystem, read_dictionary=["source", "finish_reason"], pre_buffer=False
-            ) as file:
-                for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=_wanted(file.schema_arrow.names)):
+            names = pq.read_schema(path, filesystem=filesystem).names
+            texts = [name for name in ("source", "finish_reason") if name in names]
+            with pq.ParquetFile(path, filesystem=filesystem, read_dictionary=texts) as file:
+                for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=_wanted(names)):
                     yield pa.Table.from_batches([batch])
         except pa.ArrowInvalid as error:
             raise DataError(f"{path}: not a Parquet file of records ({error})") from error
@@ -312,8 +312,9 @@ def _rows_by_source(path: Path) -> tuple[dict[str, int], dict[str, int]]:
     if not path.exists():
         return rows, late
     for batch in pq.ParquetFile(path).iter_batches(batch_size=_BATCH_ROWS, columns=["source", "reason"]):
-        for pair in pc.value_counts(pa.StructArray.from_arrays(batch.columns, ["source", "reason"])).to_pylist():
-            source, reason, count = pair["values"]["source"], pair["values"]["reason"], pair["counts"]
+        grouped = pa.Table.from_batches([batch]).group_by(["source", "reason"]).aggregate([([], "count_all")])
+        for group in grouped.to_pylist():
+            source, reason, count = group["source"], group["reason"] or "", group["count_all"]
             rows[source] = rows.get(source, 0) + count
             if "timeout" in reason:
                 late[source] = late.get(source, 0) + count

@@ -27,7 +27,7 @@ def to_text(values: Mapping[str, Any], width: int | None = None, *, full: bool =
         full: every table with every interval, instead of the compact view.
     """
     console = new_console(width)
-    for table in report_tables(values) if full else compact_tables(values):
+    for table in report_tables(values) if full else compact_tables(values, console.width):
         console.print(layout(table))
     for line in values["remarks"]:
         console.print(f"• {line}", markup=False)
@@ -37,10 +37,14 @@ def to_text(values: Mapping[str, Any], width: int | None = None, *, full: bool =
     return captured(console)
 
 
-def compact_tables(values: Mapping[str, Any]) -> list[Table]:
-    """Return the tables of the compact view: truncation, the four distributions, shares under thresholds."""
+def compact_tables(values: Mapping[str, Any], width: int = 120) -> list[Table]:
+    """Return the tables of the compact view: truncation, the four distributions, shares under thresholds.
+
+    On a terminal narrower than 120 columns p99 and the shares of rows and tokens are left out.
+    """
     shown = sections(values)
-    several = len(shown) > 1
+    wide = width >= 120
+    several = len(shown) > 1 and wide
     truncation = [
         [
             name,
@@ -52,7 +56,7 @@ def compact_tables(values: Mapping[str, Any]) -> list[Table]:
                 wording.tokens_with_interval(
                     section["lengths"]["completion"]["quantiles"][q], section["lengths"]["completion"]["known_until"]
                 )
-                for q in ("p50", "p99")
+                for q in (("p50", "p99") if wide else ("p50",))
             ),
         ]
         for name, section in shown.items()
@@ -63,7 +67,14 @@ def compact_tables(values: Mapping[str, Any]) -> list[Table]:
             "truncation",
             f"Completions and their cap, with {percent} intervals",
             "source",
-            ["rows", *(["of rows", "of tokens"] if several else []), "cap", "truncated", "median", "p99"],
+            [
+                "rows",
+                *(["of rows", "of tokens"] if several else []),
+                "cap",
+                "truncated",
+                "median",
+                *(["p99"] if wide else []),
+            ],
             truncation,
         )
     ]

@@ -1,8 +1,8 @@
 """Token lengths as an `evaluate` measurement: the numbers of `measure_lengths`, batch by batch.
 
 Goes in: token ids or lengths, with the finish reasons that say which are only lower bounds. Comes out: for each
-measure the dictionary that `lengths.json` holds. Ids are reduced to lengths before evaluate stores anything, so a million rows
-cost megabytes.
+measure the dictionary that `lengths.json` holds. Ids are reduced to lengths before evaluate stores anything, so a
+million rows cost megabytes.
 
     measurement = evaluate.load("<this folder>", module_type="measurement")
     measurement.add_batch(input_ids=batch["input_ids"], output_ids=batch["output_ids"],
