@@ -64,11 +64,13 @@ class GenerationRun:
         prompts: for each source its prompts in draw order, as a Parquet file or a Dataset.
         step: whom to ask; its journal keeps the outcomes.
         on_progress: called twice a second and at the end, on the event loop's thread.
+        only_truncated: leave rows alone that have no answer yet; with a Generator that extends.
     """
 
     prompts: Mapping[str, Path | Dataset]
     step: Generator
     on_progress: Callable[[Progress], None] = lambda progress: None
+    only_truncated: bool = False
     _sources: list[_Source] = field(default_factory=list)
     _stop_rendering: threading.Event = field(default_factory=threading.Event)
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
@@ -189,6 +191,8 @@ class GenerationRun:
         for state in (State.STOP, State.LENGTH_CAP, State.LENGTH_CONTEXT):
             count(progress, state, int((mine & (states == state)).sum()))
         waiting = mine & ((states == State.NONE) | (states >= State.FAILED))
+        if self.only_truncated:
+            waiting[:] = False
         if self.step.extends:
             # The budget already sent lies in the frames; a cut row's own tokens say nearly the same without reading
             # them: a row cut by its cap holds as many tokens as were asked for.
@@ -366,7 +370,8 @@ def run_generation(
     step: Generator,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     *,
+    only_truncated: bool = False,
     handle_signals: bool = True,
 ) -> GenerationResult:
     """Give every prompt an outcome. See `GenerationRun`."""
-    return GenerationRun(prompts, step, on_progress).run(handle_signals=handle_signals)
+    return GenerationRun(prompts, step, on_progress, only_truncated).run(handle_signals=handle_signals)

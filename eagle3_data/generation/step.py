@@ -438,17 +438,14 @@ class Generator:
 
 
 class _ForOneProcess:
-    """What another process unpickles in place of a Generator."""
+    """What another process unpickles in place of a Generator; `map` calls Generator.generate with it as self."""
 
     def __init__(self, token: str) -> None:
         self.token = token
 
-    async def generate(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Refuse.
-
-        Raises:
-            UsageError: always.
-        """
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         raise UsageError(
             "Generator.generate runs in one process (it waits for servers, and its journal has one writer): "
             "leave num_proc out; to use several machines run shards (--shard I/N)"
