@@ -5,6 +5,7 @@ Goes in: rows of `system` (a lead-in and pretty-printed function schemas one aft
 Also a loading script for datasets 3.6.
 """
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
-from eagle3_data.sources.dialogue import Dialogue, Reject, assistant, excerpt, message, strict_json, tool_call
+from eagle3_data.sources.dialogue import STRICT, Dialogue, Reject, assistant, excerpt, message, strict_json, tool_call
 from eagle3_data.sources.reading import Column
 
 _LEAD_IN = re.compile(
@@ -25,7 +26,6 @@ _END = "<|endoftext|>"
 _CALL = "<functioncall>"
 _CALL_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
 _EDGES = " \t\r\n"
-_DECODER = json.JSONDecoder()
 
 INFO = SourceInfo(
     name="B1_glaive",
@@ -71,18 +71,21 @@ class B1Glaive(SourceBuilder):
     @classmethod
     def read(cls, row: dict[str, Any], config: Any) -> Dialogue:
         """Understand one upstream row."""
-        lead_in, functions = parse_system(row["system"])
-        tools = [{"type": "function", "function": function} for function in functions]
-        names = {function["name"] for function in functions}
-        if config.tools_in_system:
-            system, tools = row["system"].strip(_EDGES).removeprefix("SYSTEM:").strip(_EDGES), []
-        else:
-            system = "" if functions and _LEAD_IN.match(lead_in) else lead_in
-        return Dialogue(
-            messages=_messages(system, row["chat"], names, config.tools_in_system),
-            tools=json.dumps(tools, ensure_ascii=False),
-            license="Apache-2.0",
-        )
+        system, tools, names = _system_and_tools(row["system"], config.tools_in_system)
+        messages = _messages(system, row["chat"], names, config.tools_in_system)
+        return Dialogue(messages, tools=tools, license="Apache-2.0")
+
+
+@functools.lru_cache(maxsize=1024)  # a third of the rows share one text
+def _system_and_tools(text: str, as_text: bool) -> tuple[str, str, frozenset[str]]:
+    lead_in, functions = parse_system(text)
+    names = frozenset(function["name"] for function in functions)
+    if as_text:
+        return text.strip(_EDGES).removeprefix("SYSTEM:").strip(_EDGES), "[]", names
+    tools = [{"type": "function", "function": function} for function in functions]
+    # Without its functions the lead-in would announce what does not follow.
+    system = "" if functions and _LEAD_IN.match(lead_in) else lead_in
+    return system, json.dumps(tools, ensure_ascii=False), names
 
 
 def parse_system(text: str) -> tuple[str, list[dict[str, Any]]]:
@@ -101,8 +104,7 @@ def parse_system(text: str) -> tuple[str, list[dict[str, Any]]]:
     position = start
     while position < len(text):
         try:
-            schema, end = _DECODER.raw_decode(text, position)
-            strict_json(text[position:end])
+            schema, end = STRICT.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
             raise Reject("tools_not_json", excerpt(error)) from error
         name = schema.get("name") if isinstance(schema, dict) else None
@@ -133,22 +135,29 @@ def parse_call(text: str) -> tuple[str, str]:
         if closing == 0 or rest[closing + 1 :].strip(_EDGES) != "}":
             raise Reject("call_form", excerpt(text), "assistant")
         arguments = rest[1:closing].strip(_EDGES)
+        value = _arguments(arguments)
     else:
         try:
-            _, end = _DECODER.raw_decode(rest)
+            value, end = STRICT.raw_decode(rest)
         except (ValueError, RecursionError) as error:
             cut = not rest or rest.count("{") > rest.count("}")
             raise Reject("call_form" if cut else "arguments_not_json", excerpt(text), "assistant") from error
         if rest[end:].strip(_EDGES) != "}":
             raise Reject("call_form", excerpt(text), "assistant")
         arguments = rest[:end]
-    try:
-        name, value = strict_json(head[1]), strict_json(arguments)
-    except ValueError as error:
-        raise Reject("arguments_not_json", excerpt(arguments), "assistant") from error
     if not isinstance(value, dict):
         raise Reject("arguments_not_object", excerpt(arguments), "assistant")
-    return name, arguments
+    try:
+        return strict_json(head[1]), arguments
+    except ValueError as error:
+        raise Reject("call_form", excerpt(head[1]), "assistant") from error
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return strict_json(text)
+    except ValueError as error:
+        raise Reject("arguments_not_json", excerpt(text), "assistant") from error
 
 
 def _turns(chat: str) -> list[tuple[str, str]]:
@@ -178,7 +187,7 @@ def _clean(role: str, text: str) -> str:
     return text
 
 
-def _messages(system: str, chat: str, names: set[str], as_text: bool) -> Iterator[dict[str, Any]]:
+def _messages(system: str, chat: str, names: frozenset[str], as_text: bool) -> Iterator[dict[str, Any]]:
     if system:
         yield message("system", system)
     turns = _turns(chat)

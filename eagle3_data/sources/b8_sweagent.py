@@ -1,8 +1,8 @@
 """B8: trajectories of software agents, a repository issue and the long dialogue that followed.
 
 Goes in: nebius rows (`trajectory`, role `ai`, the system text in `system_prompt`), SWE-smith rows (`messages` as a
-JSON string, in three splits), or SWE-agent's own .traj files. Comes out: the agent's prompts, labelled with the repository.
-Also a loading script for datasets 3.6.
+JSON string, in three splits), or SWE-agent's own .traj files. Comes out: the agent's prompts, labelled with the
+repository. Also a loading script for datasets 3.6.
 """
 
 import json

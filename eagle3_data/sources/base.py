@@ -1,7 +1,7 @@
 """What every source shares: its description, its options, and a `datasets` builder around one function per row.
 
 Goes in: the files of an upstream data set. Comes out: prompts in file order, stateless row by row, so that it works
-the same in one process, under `num_proc` and streamed. A source is a subclass with `INFO`, `columns` and `read`; whatever
+the same in one process, under `num_proc` and streamed. A source is a subclass with `INFO`, `columns` and `read`; what
 looks across rows (dedupe, sampling, accounting) is `draw.py`.
 
 The module must import under datasets 3.6, where each source file is also a loading script.
@@ -70,11 +70,19 @@ class SourceConfig(datasets.BuilderConfig):  # type: ignore[misc]
     filter: dict[str, Any] | None = None  # {origin, license, not_origin, not_license: value or list of values}
     keep_rejects: bool = False  # yield rejected rows too, with reject_reason and reject_detail
     repo: str = ""  # another Hub data set of the same schema
+    upstream: str = ""  # config name in that data set, where it is not the usual one
     revision: str = ""  # of the Hub data set; the newest, recorded, if empty
     split: str = ""  # of the upstream data set, where nothing else says which
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Raise SourceError if an option has an impossible value.
+
+        `datasets` sets options on a finished config, behind `__post_init__`.
+        """
+        for item in fields(self):
+            value, default = getattr(self, item.name), item.default
+            if isinstance(default, bool | str) and item.name != "name" and type(value) is not type(default):
+                raise SourceError(f"option {item.name} must be {type(default).__name__}, not {value!r}")
         if self.turns not in TURN_POLICIES:
             raise SourceError(f"turns: {self.turns!r} is not one of {', '.join(TURN_POLICIES)}")
         for key, value in (self.filter or {}).items():
@@ -145,14 +153,20 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                 f"there are {', '.join(cls.INFO.configs)}"
             )
         inherited = {item.name for item in fields(datasets.BuilderConfig)}
-        known = {item.name: item for item in fields(cls.BUILDER_CONFIG_CLASS) if item.name not in inherited}
-        for key, value in options.items():
+        known = {item.name for item in fields(cls.BUILDER_CONFIG_CLASS)} - inherited
+        for key in options:
             if key not in known:
                 raise SourceError(f"{cls.INFO.name}: unknown option {key!r}{nearest(key, known)}")
-            if isinstance(known[key].default, bool | str) and type(value) is not type(known[key].default):
-                kind = type(known[key].default).__name__
-                raise SourceError(f"{cls.INFO.name}: option {key} must be {kind}, not {value!r}")
-        return cls.BUILDER_CONFIG_CLASS(name=name, **options)
+        config = cls.BUILDER_CONFIG_CLASS(name=name, **options)
+        cls._check(config)
+        return config
+
+    @classmethod
+    def _check(cls, config: Any) -> None:
+        try:
+            config.check()
+        except SourceError as error:
+            raise SourceError(f"{cls.INFO.name}: {error}") from error
 
     @classmethod
     def outcome(cls, number: int, row: dict[str, Any] | BadRow, config: Any, columns: Sequence[Column]) -> Outcome:
@@ -261,9 +275,13 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         if kwargs.get("data_files") is None and not kwargs.get("revision"):
             name = kwargs.get("config_name") or self.INFO.default_config
             if name in self.INFO.configs:
-                config = self.make_config(name, **{k: v for k, v in kwargs.items() if k in ("repo", "split")})
+                config = self.make_config(
+                    name, **{k: v for k, v in kwargs.items() if k in ("repo", "split", "upstream")}
+                )
                 kwargs["revision"] = hub_files(self.INFO, config).revision
-        return super()._create_builder_config(*args, **kwargs)
+        config, config_id = super()._create_builder_config(*args, **kwargs)
+        self._check(config)
+        return config, config_id
 
     def _info(self) -> Any:
         extra = REJECT_COLUMNS if self.config.keep_rejects else {}
@@ -284,6 +302,8 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         for split, urls in splits.items():
             local = dl_manager.download(urls)
             files = SourceFile.named(urls, local)
+            if files:  # a foreign file is told here, where `datasets` does not wrap the error in its own
+                next(self.outcomes(files[0].path, files[0].name, self.config), None)
             gen = {"files": [(file.path, file.name, file.revision) for file in files]}
             generators.append(datasets.SplitGenerator(name=str(split), gen_kwargs=gen))
         return generators

@@ -52,7 +52,6 @@ INFO = SourceInfo(
 class ChatConfig(SourceConfig):
     """Options of the generic source."""
 
-    upstream: str = ""
     messages_column: str = ""
     origin_column: str = ""
     spdx: str = "unknown"

@@ -169,13 +169,16 @@ def strict_json(text: str) -> Any:
         ValueError: not JSON, or nested too deeply to read.
     """
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return STRICT.decode(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+STRICT: Final = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def expected_tokens(answer: Mapping[str, Any]) -> int:

@@ -28,7 +28,7 @@ from eagle3_data.run_folder import machine_errors, write_json
 from eagle3_data.schema import PROMPT_FEATURES
 from eagle3_data.sources.base import Outcome
 from eagle3_data.sources.dialogue import STRUCTURAL, Reject
-from eagle3_data.sources.index import HASH, FileIndex, Hashes, Index, Ints, draw_key, hashes_of_ids, sorted_hashes
+from eagle3_data.sources.index import HASH, FileIndex, Hashes, Index, Positions, draw_key, hashes_of_ids, sorted_hashes
 from eagle3_data.sources.registry import builder
 from eagle3_data.sources.report import ORIGINS_SHOWN, SourceReport, Tally
 from eagle3_data.sources.upstream import (
@@ -42,7 +42,9 @@ from eagle3_data.sources.upstream import (
     sample_files,
 )
 
-_WRITE_ROWS: Final = 256
+_WRITE_ROWS: Final = 1024
+_WRITE_CHARACTERS: Final = 1 << 24
+_GATHER_ROWS: Final = 256
 _GROUPS_EACH: Final = 4
 _SCHEMA: Final = pa.schema(list(PROMPT_FEATURES.arrow_schema))
 
@@ -56,9 +58,8 @@ class Drawn:
     path: Path
 
     def pool(self) -> Hashes:
-        """Return the content hashes of all distinct prompts that could have been drawn, sorted."""
-        pool: Hashes = np.load(self.path / "pool.npy", mmap_mode="r")
-        return pool
+        """Return the content hashes of all distinct prompts that could have been drawn, sorted by their heads."""
+        return sorted_hashes(np.load(self.path / "pool.npy", mmap_mode="r"))
 
 
 def load_source(name: str, config: str | None = None, data_files: Any = None, **arguments: Any) -> datasets.Dataset:
@@ -201,7 +202,7 @@ def _cache_key(
 ) -> str:
     from eagle3_data.sources.base import code_hash
 
-    inherited = {item.name for item in fields(datasets.BuilderConfig)} - {"name"}
+    inherited = {item.name for item in fields(datasets.BuilderConfig)} - {"name"} | {"revision"}  # the files carry it
     chosen = {key: value for key, value in asdict(config).items() if key not in inherited}
     content = {
         "code": code_hash(),
@@ -266,11 +267,13 @@ def _draw(
         report.duplicates, report.duplicates_elsewhere = both, both - report.duplicates
     report.kept = report.read - report.duplicates - sum(report.rejected.values())
     report.prompts = int(kept.sum())
-    np.save(folder / "pool.npy", sorted_hashes(index.hashes[kept]))
+    index.save_pool(kept, folder / "pool.npy")
 
     drawn = index.draw(kept, rows)
     report.drawn = len(drawn)
     emitted = np.sort(drawn)
+    order = np.searchsorted(emitted, drawn).astype(np.uint32)
+    del drawn, kept
     writes = []
     for number, group in enumerate(groups):
         wanted = []
@@ -282,11 +285,12 @@ def _draw(
                 wanted.append((files[i], rows_wanted, places, index.hashes[span]))
         if wanted:
             writes.append((source, config, wanted, folder / f"part-{number:05d}.arrow"))
+    del index, emitted
     for counts in _run(_write_part, writes, num_proc):
         tally.add(counts)
     report.licenses = dict(tally.licenses.most_common())
     report.origins = dict(sorted(tally.origins.items(), key=lambda item: (-item[1], item[0]))[:ORIGINS_SHOWN])
-    _reorder([job[3] for job in writes], np.searchsorted(emitted, drawn), folder / "prompts.arrow")
+    _reorder([job[3] for job in writes], order, folder / "prompts.arrow")
     write_json(folder / "report.json", report.to_dict())
 
 
@@ -339,22 +343,24 @@ def _refuse_foreign(source: Any, config: Any, report: SourceReport) -> None:
 
 
 def _write_part(
-    source: Any, config: Any, wanted: Sequence[tuple[SourceFile, Ints, Ints, Hashes]], path: Path
+    source: Any, config: Any, wanted: Sequence[tuple[SourceFile, Positions, Positions, Hashes]], path: Path
 ) -> Tally:
     tally = Tally()
 
     def chosen() -> Iterator[dict[str, Any]]:
         for file, rows, places, hashes in wanted:
-            outcomes = source.outcomes(file.path, file.name, config, np.unique(rows))
+            names = hashes.view(np.uint8).data
+            outcomes = source.outcomes(file.path, file.name, config, _distinct(rows))
             outcome: Outcome | None = None
             made: list[dict[str, Any]] = []
-            for row, place, digest in zip(rows.tolist(), places.tolist(), hashes, strict=True):
+            for number in range(len(rows)):
+                row, place = int(rows[number]), int(places[number])
                 if outcome is None or outcome.row != row:
                     outcome = next(outcomes, None)
                     made = list(source.rows_of(outcome, file, config)) if outcome is not None else []
                 if outcome is None or outcome.row != row or place >= len(made):
                     raise SourceError(f"{source.INFO.name}: {file.name}: changed while it was read; run again")
-                if hashes_of_ids([made[place]["sample_id"]])[0] != digest:
+                if bytes.fromhex(made[place]["sample_id"][-24:]) != names[12 * number : 12 * number + 12]:
                     raise SourceError(f"{source.INFO.name}: {file.name}: changed while it was read; run again")
                 tally.origins[made[place]["origin"]] += 1
                 tally.licenses[made[place]["license"]] += 1
@@ -362,26 +368,36 @@ def _write_part(
 
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
         batch: list[dict[str, Any]] = []
+        size = 0
         for row in chosen():
             batch.append(row)
-            if len(batch) == _WRITE_ROWS:
+            size += sum(len(message["content"]) for message in row["messages"])
+            if len(batch) == _WRITE_ROWS or size > _WRITE_CHARACTERS:
                 writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=_SCHEMA))
-                batch = []
+                batch, size = [], 0
         if batch:
             writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=_SCHEMA))
     return tally
 
 
-def _reorder(parts: Sequence[Path], order: Ints, path: Path) -> None:
+def _distinct(rows: Positions) -> Positions:
+    """Return ascending rows without their repetitions, the same array where there are none."""
+    repeated = rows[1:] == rows[:-1]
+    return rows[np.concatenate([[True], ~repeated])] if repeated.any() else rows
+
+
+def _reorder(parts: Sequence[Path], order: Positions, path: Path) -> None:
     """Write the rows of the parts in draw order, and remove the parts."""
+    # Memory maps, so the batches cost address space only; rows are gathered one by one out of them.
+    batches = [batch for part in parts for batch in pa.ipc.open_stream(pa.memory_map(str(part)))]
+    starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
-        if parts:
-            info = datasets.DatasetInfo(features=PROMPT_FEATURES)
-            joined = datasets.concatenate_datasets(
-                [datasets.Dataset.from_file(str(part), info=info) for part in parts]
-            )
-            for start in range(0, len(order), _WRITE_ROWS):
-                table = joined.select(order[start : start + _WRITE_ROWS]).with_format("arrow")[:]
-                writer.write_table(table.replace_schema_metadata(None).cast(_SCHEMA).combine_chunks())
+        for start in range(0, len(order), _GATHER_ROWS):
+            rows = order[start : start + _GATHER_ROWS]
+            places = np.searchsorted(starts, rows, "right") - 1
+            pieces = [
+                batches[p].slice(r, 1) for p, r in zip(places.tolist(), (rows - starts[places]).tolist(), strict=True)
+            ]
+            writer.write_table(pa.Table.from_batches(pieces, _SCHEMA).combine_chunks())
     for part in parts:
         part.unlink()

@@ -6,14 +6,17 @@ their content, and the N of them with the smallest draw keys. 24 bytes a prompt 
 
 import hashlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 HASH: Final = np.dtype([("high", ">u8"), ("low", ">u4")])  # the 24 hex digits of a sample_id
+_STEP: Final = 1 << 20
 Hashes = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.uint32]  # four bytes a prompt, as rows of one source are fewer than 2^32
 Flags = npt.NDArray[np.bool_]
 
 
@@ -93,15 +96,25 @@ class Index:
         first[order[1:][same]] = False
         return first
 
+    def save_pool(self, kept: Flags, path: Path) -> None:
+        """Write the hashes of the kept prompts as a .npy file, a piece at a time."""
+        count = int(kept.sum())
+        pool = np.lib.format.open_memmap(path, mode="w+", dtype=HASH, shape=(count,))
+        done = 0
+        for start in range(0, len(self), _STEP):
+            piece = self.hashes[start : start + _STEP][kept[start : start + _STEP]]
+            pool[done : done + len(piece)] = piece
+            done += len(piece)
+        pool.flush()
+
     def known(self, others: Hashes) -> Flags:
-        """Return a flag for each prompt whose content is among `others` (sorted by high, then low)."""
+        """Return a flag for each prompt whose content is among `others` (in the order of `sorted_hashes`)."""
         if not len(self) or not len(others):
             return np.zeros(len(self), np.bool_)
         flags = np.zeros(len(self), np.bool_)
         high, low = others["high"].astype(np.uint64), others["low"]
-        step = 1 << 20
-        for start in range(0, len(self), step):
-            part = self.hashes[start : start + step]
+        for start in range(0, len(self), _STEP):
+            part = self.hashes[start : start + _STEP]
             part_high = part["high"].astype(np.uint64)
             left = np.searchsorted(high, part_high, "left")
             right = np.searchsorted(high, part_high, "right")
@@ -122,12 +135,12 @@ class Index:
         with_kept = int(np.logical_or.reduceat(kept, begins).sum())
         return with_kept, len(begins) - with_kept
 
-    def draw(self, kept: Flags, count: int | None) -> Ints:
+    def draw(self, kept: Flags, count: int | None) -> Positions:
         """Return the positions of the `count` kept prompts with the smallest keys, in draw order.
 
         Equal keys are ordered by content, so the order depends on nothing but seed and content.
         """
-        candidates = np.flatnonzero(kept)
+        candidates = np.flatnonzero(kept).astype(np.uint32)
         keys = self.keys[candidates].astype(np.uint64)
         if count is not None and count < len(candidates):
             limit = np.partition(keys, count - 1)[count - 1] if count else np.uint64(0)
@@ -135,25 +148,30 @@ class Index:
             candidates, keys = candidates[chosen], keys[chosen]
         order = np.argsort(keys, kind="stable")
         ordered = keys[order]
-        if (ordered[1:] == ordered[:-1]).any():
+        tied = bool((ordered[1:] == ordered[:-1]).any())
+        del ordered
+        if tied:
             order = np.lexsort((self.hashes["low"][candidates], self.hashes["high"][candidates], keys))
-        drawn: Ints = candidates[order]
+        del keys
+        drawn: Positions = candidates[order]
         return drawn if count is None else drawn[:count]
 
-    def local(self, file: int, positions: Ints) -> tuple[Ints, Ints]:
+    def local(self, file: int, positions: Positions) -> tuple[Positions, Positions]:
         """Return, for ascending positions within a file, their rows and their places among the row's prompts."""
         rows = self.rows[self.starts[file] : self.starts[file + 1]]
-        inside = positions - self.starts[file]
-        wanted = rows[inside].astype(np.int64)
-        return wanted, inside - np.searchsorted(rows, wanted, "left")
+        wanted = np.empty(len(positions), np.uint32)
+        places = np.empty(len(positions), np.uint32)
+        for start in range(0, len(positions), _STEP):
+            span = slice(start, start + _STEP)
+            inside = positions[span] - self.starts[file]
+            wanted[span] = rows[inside]
+            places[span] = inside - np.searchsorted(rows, wanted[span], "left")
+        return wanted, places
 
 
 def sorted_hashes(hashes: Hashes) -> Hashes:
-    """Return the distinct hashes in the order that `Index.known` expects."""
-    order = np.lexsort((hashes["low"], hashes["high"]))
-    ordered: Hashes = hashes[order]
-    if len(ordered):
-        ordered = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])]
+    """Return hashes in the order that `Index.known` expects: by their heads."""
+    ordered: Hashes = hashes[np.argsort(hashes["high"].astype(np.uint64), kind="stable")]
     return ordered
 
 

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from eagle3_data.errors import SourceError
 
 Rows = Iterator[tuple[int, "dict[str, Any] | BadRow"]]
-Wanted = npt.NDArray[np.int64] | None
+Numbers = npt.NDArray[np.integer[Any]]
+Wanted = Numbers | None
 _CHUNK: Final = 1 << 20
 _LARGEST_ROW: Final = 1 << 28
 _BATCH_ROWS: Final = 256
@@ -124,15 +125,14 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _only(rows: Rows, wanted: npt.NDArray[np.int64]) -> Rows:
-    pending = iter(wanted.tolist())
-    following = next(pending, None)
+def _only(rows: Rows, wanted: Numbers) -> Rows:
+    following = 0
     for number, row in rows:
-        if following is None:
+        if following >= len(wanted):
             return
-        if number == following:
+        if number == wanted[following]:
+            following += 1
             yield number, row
-            following = next(pending, None)
 
 
 def parse(data: bytes) -> Any:
@@ -162,15 +162,20 @@ def _whole(file: IO[bytes]) -> Rows:
 def _lines(file: IO[bytes], wanted: Wanted) -> Rows:
     # Only \n ends a line: str.splitlines would also break rows at U+0085 and U+2028, which occur inside texts.
     skipped = BadRow("", "")
-    chosen = None if wanted is None else set(wanted.tolist())
-    number = 0
+    number, following = 0, 0
     for line in file:
         line = line.strip(b" \t\r\n")
         if number == 0:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if not line:
             continue
-        yield number, (_row(parse(line)) if chosen is None or number in chosen else skipped)
+        if wanted is None:
+            yield number, _row(parse(line))
+        elif following < len(wanted) and number == wanted[following]:
+            following += 1
+            yield number, _row(parse(line))
+        else:
+            yield number, skipped
         number += 1
 
 

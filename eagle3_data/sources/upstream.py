@@ -113,7 +113,10 @@ def local_files(name: str, data_files: Any, split: str = "") -> list[str]:
 
 def _matching(name: str, pattern: str) -> list[str]:
     if "://" in pattern:
-        return [str(url) for url in pinned_files({"train": [pattern]}, None)["train"]]
+        urls = [str(url) for url in pinned_files({"train": [pattern]}, None)["train"]]
+        if not urls:
+            raise SourceError(f"{name}: {pattern}: no such file on the Hub")
+        return urls
     path = Path(pattern).expanduser()
     if path.is_file():
         return [str(path.absolute())]
@@ -184,7 +187,7 @@ def hub_commit(repo: str, revision: str | None = None, token: Any = None) -> str
         commit = HfApi(token=token).dataset_info(repo, revision=revision or None).sha
     except Exception as error:  # the Hub client raises errors of several libraries, by version
         at = f" at revision {revision}" if revision else ""
-        raise HubError(f"{repo}{at}: the Hub does not give this data set ({_first_line(error)})") from error
+        raise HubError(f"{repo}{at}: the Hub does not give this data set ({_cause(error)})") from error
     if not commit:
         raise HubError(f"{repo}: the Hub names no commit")
     return str(commit)
@@ -207,12 +210,12 @@ def hub_files(info: Any, config: Any) -> HubFiles:
     if not repo:
         raise SourceError(f"{info.name}: name a Hub data set with repo:, or local files with data_files:")
     commit = hub_commit(repo, config.revision or None)
-    upstream = getattr(config, "upstream", "") or (known.upstream if repo == known.repo else None)
+    upstream = config.upstream or known.upstream
     try:
         builder = datasets.load_dataset_builder(repo, upstream, revision=commit)
         found = builder.config.data_files or {}
     except Exception as error:  # as above
-        raise HubError(f"{repo}@{commit[:8]}: cannot list its data files ({_first_line(error)})") from error
+        raise HubError(f"{repo}@{commit[:8]}: cannot list its data files ({_cause(error)})") from error
     splits = {str(name): [str(url) for url in urls] for name, urls in found.items()}
     if split not in splits:
         raise SourceError(f"{info.name}: {repo} has no split {split!r}; there are {', '.join(splits) or 'none'}")
@@ -243,7 +246,7 @@ def downloaded(found: HubFiles, cache_dir: str | None) -> list[SourceFile]:
         with ThreadPoolExecutor(_DOWNLOADS) as pool:
             return list(pool.map(fetch, names))
     except Exception as error:  # as above
-        raise HubError(f"{found.repo}@{found.revision[:8]}: cannot fetch its files ({_first_line(error)})") from error
+        raise HubError(f"{found.repo}@{found.revision[:8]}: cannot fetch its files ({_cause(error)})") from error
 
 
 def hub_urls(urls: Iterable[str]) -> HubFiles | None:
@@ -259,6 +262,6 @@ def hub_urls(urls: Iterable[str]) -> HubFiles | None:
     return HubFiles(repo, revision, "train", urls)
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().split("\n")[0]
+def _cause(error: BaseException) -> str:
+    text = " ".join(str(error).split("\n")[:2]).strip()
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
