@@ -150,6 +150,7 @@ class Asker:
                     failure = f"{error.reason}: {error.message}"
                 else:
                     self.endpoints.check_weights(endpoint, answer.weight_version)
+                    endpoint.answered()
                     self.prompt_tokens += len(ids)
                     self.cached_tokens += answer.cached_tokens
                     return answer, endpoint
@@ -158,7 +159,7 @@ class Asker:
                 self.endpoints.stop(stop)
                 raise stop
             elif status in _BUSY:
-                endpoint.busy()
+                endpoint.refused()
                 refusals += 1
                 now = time.monotonic()
                 refused_since = refused_since or now

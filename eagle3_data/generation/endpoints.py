@@ -32,7 +32,7 @@ _HIGHEST_LIMIT: Final = 8192
 class Endpoint:
     """One server, with the requests it has and may have."""
 
-    def __init__(self, url: str, weight: float, limit: float) -> None:
+    def __init__(self, url: str, weight: float, limit: float, auto: bool) -> None:
         self.url = url
         self.generate_url = yarl.URL(url + "/generate")
         self.weight = weight
@@ -41,19 +41,21 @@ class Endpoint:
         self.up = False
         self.facts = ServerFacts(url)
         self.losses = 0
-        self._refused_at = 0.0
+        self.wanted = 0.0 if auto else limit  # where `limit` returns to by itself; "auto" follows the server instead
 
     @property
     def free(self) -> bool:
         """Whether it is up and has a place."""
         return self.up and self.outstanding < self.limit
 
-    def busy(self) -> None:
-        """Take note of a 429 or 503: fewer requests from now on, at most one step a second."""
-        now = time.monotonic()
-        if now - self._refused_at > 1.0:
-            self._refused_at = now
-            self.limit = max(1.0, min(self.limit, self.outstanding) * 0.8)
+    def refused(self) -> None:
+        """Take note of a 429 or 503: what is in flight beside it is what the server takes."""
+        self.limit = max(1.0, min(self.limit, float(self.outstanding)))
+
+    def answered(self) -> None:
+        """Take note of an answer: after refusals the window grows back by one for each window of answers."""
+        if self.limit < self.wanted:
+            self.limit = min(self.wanted, self.limit + 1.0 / self.limit)
 
 
 class Endpoints:
@@ -93,6 +95,7 @@ class Endpoints:
                 url.rstrip("/"),
                 weight,
                 _FIRST_LIMIT if concurrency == "auto" else max(1.0, concurrency * weight / total),
+                self._auto,
             )
             for url, weight in shares.items()
         ]
@@ -171,6 +174,8 @@ class Endpoints:
             self.facts, self.limits = facts, facts.limits
         for name in ("model_path", "version", "weight_version"):
             known, here = getattr(self.facts, name), getattr(facts, name)
+            if name == "model_path":  # the same model may lie in another folder of another machine
+                known, here = (value.rstrip("/").rpartition("/")[2] for value in (known, here))
             if known and here and known != here:
                 raise EngineError(
                     f"{endpoint.url} serves {name} {here!r} and {self.facts.url} {known!r}: one run needs the same "

@@ -43,7 +43,7 @@ class Learned:
         return (self.tokens + _PRIOR_TOKENS) / (self.rows + 1)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Run:
     """Ready units, best first, and how many were taken."""
 

@@ -398,9 +398,8 @@ class Generator:
             await endpoints.start(session)
             facts = endpoints.facts
             assert facts is not None
-            if facts.weight_version or facts.model_path:
-                weights = {"model_path": facts.model_path, "weight_version": facts.weight_version}
-                self.journal.check_identity({"weights": weights})
+            if facts.weight_version:
+                self.journal.check_identity({"weights": {"weight_version": facts.weight_version}})
         except BaseException:
             await endpoints.close()
             await session.close()

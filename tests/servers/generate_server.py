@@ -46,6 +46,7 @@ class GenerateServer:
     Args:
         fault: (crc of the prompt, 0-based try) -> name of a fault, or "".
         slots: requests that run at once; more wait.
+        tokenize: what `/tokenize` answers with; None for a server that has none.
         delay: seconds of one request (a number, or a function of the prompt's ids).
     """
 
@@ -65,6 +66,7 @@ class GenerateServer:
         key: str = "",
         retry_after: str = "",
         router: bool = False,
+        tokenize: Callable[[str], list[int]] | None = None,
     ) -> None:
         self.fault = fault
         self.context = context
@@ -78,6 +80,7 @@ class GenerateServer:
         self.key = key
         self.retry_after = retry_after
         self.router = router
+        self.tokenize = tokenize
         self.asked: Counter[int] = Counter()
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -94,6 +97,8 @@ class GenerateServer:
         if not self.router:
             app.router.add_get("/server_info", self.server_info)
             app.router.add_get("/model_info", self.model_info)
+        if self.tokenize:
+            app.router.add_post("/tokenize", self.show_tokens)
         if self.loads:
             app.router.add_get("/v1/loads", self.show_loads)
         return app
@@ -126,6 +131,11 @@ class GenerateServer:
 
     async def model_info(self, request: web.Request) -> web.Response:
         return web.json_response({"model_path": self.model_path, "weight_version": self.weight_version})
+
+    async def show_tokens(self, request: web.Request) -> web.Response:
+        assert self.tokenize
+        ids = self.tokenize((await request.json())["prompt"])
+        return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": self.context})
 
     async def show_loads(self, request: web.Request) -> web.Response:
         load = {
@@ -244,6 +254,15 @@ def random_faults(seed: int, share: float = 0.3, broken: float = 0.03) -> Callab
     return fault
 
 
+def _tokenizer(folder: Path | None, shift: int) -> Callable[[str], list[int]] | None:
+    if folder is None:
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return lambda text: [i + shift for i in tokenizer.encode(text, add_special_tokens=False).ids]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
@@ -254,6 +273,8 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=0)
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--weight-version", default="default")
+    parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer behind /tokenize")
+    parser.add_argument("--shift", type=int, default=0, help="added to what /tokenize says: another model's ids")
     arguments = parser.parse_args()
 
     async def serve() -> None:
@@ -264,6 +285,7 @@ def main() -> None:
         )
         server = GenerateServer(
             fault,
+            tokenize=_tokenizer(arguments.tokenizer, arguments.shift),
             slots=arguments.slots,
             delay=arguments.delay,
             log=arguments.log,
