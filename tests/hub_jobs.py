@@ -9,6 +9,7 @@ import os
 import tempfile
 import time
 import urllib.request
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import datasets
 import huggingface_hub
 from huggingface_hub import HfApi
 
-from eagle3_data.publishing import hub_errors
+from eagle3_data.publishing import hub_errors, versions
 from eagle3_data.publishing.hub import publish
 from eagle3_data.run_folder import RunFolder
 
@@ -115,3 +116,18 @@ def write(repo: str, path: str, text: str, kind: str = "dataset") -> str:
 def create(repo: str, kind: str = "dataset", private: bool = False) -> str:
     """Create a repository."""
     return str(HfApi().create_repo(repo, repo_type=kind, private=private))
+
+
+def history(repo: str, sample_id: str) -> list[dict[str, Any]]:
+    """Return what became of a row."""
+    return [asdict(row) for row in versions.history(repo, sample_id)]
+
+
+def fetch_recipe(url: str) -> str:
+    """Return the recipe of a version."""
+    return versions.fetch_recipe(url)
+
+
+def missing_prompts(folder: str, repo: str) -> dict[str, int]:
+    """Compare a run's prompts with a version."""
+    return versions.missing_prompts(RunFolder(folder), repo)

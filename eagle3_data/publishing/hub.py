@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import datasets
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
 from eagle3_data.errors import HubError
-from eagle3_data.publishing.hub_errors import patiently, status_of
+from eagle3_data.publishing.hub_errors import is_passing, patiently, status_of, wait_for
 from eagle3_data.publishing.publish_order import (
     Head,
     Order,
@@ -180,16 +180,18 @@ def _commit(repository: Repository, order: Order, head: Head, create_pr: bool) -
                     parent_commit=head.commit,
                     create_pr=create_pr,
                 )
-            except HfHubHTTPError as error:
-                # 412 also comes when our own commit arrived and only its answer was lost
-                if status_of(error) not in (409, 412) or attempt == _COMMIT_TRIES - 1:
+            except OfflineModeIsEnabled:
+                raise
+            except (HTTPError, ConnectionError, TimeoutError) as error:
+                if attempt == _COMMIT_TRIES - 1 or not is_passing(error, 409, 412):
                     raise
+                wait_for(error, attempt)
                 done = None
         if done is not None:
             break
         head = read_head(repository, order, create=False)
         if not create_pr and head.version == order.version and same_records(order, head.files):
-            done = None
+            # our own commit had arrived, and only its answer was lost
             break
     report = PublishReport(
         repository.name,

@@ -63,13 +63,21 @@ def patiently(call: Callable[[], Result]) -> Result:
         except OfflineModeIsEnabled:
             raise
         except (HTTPError, ConnectionError, TimeoutError) as error:
-            if attempt == TRIES - 1 or status_of(error) not in (0, *_PASSING):
+            if attempt == TRIES - 1 or not is_passing(error):
                 raise
-            wait = retry_after(error)
-            if wait is not None and wait > LONGEST_WAIT:
-                raise
-            sleep(wait if wait is not None else min(2.0**attempt, 8.0))
+            wait_for(error, attempt)
     raise AssertionError("unreachable")
+
+
+def is_passing(error: BaseException, *statuses: int) -> bool:
+    """Tell whether a failed call may work in a while: no answer, 429, 5xx, or one of `statuses`."""
+    return status_of(error) in (0, *_PASSING, *statuses) and (retry_after(error) or 0) <= LONGEST_WAIT
+
+
+def wait_for(error: BaseException, attempt: int) -> None:
+    """Wait as long as the Hub asks, else a time that doubles with each attempt (0, 1, …)."""
+    wait = retry_after(error)
+    sleep(wait if wait is not None else min(2.0**attempt, 8.0))
 
 
 @contextlib.contextmanager
