@@ -4,6 +4,8 @@ from eagle3_data.lengths.advice import Advice, CapChoice, advise, choose_cap
 from eagle3_data.lengths.comparison import Comparison, compare_lengths
 from eagle3_data.lengths.distribution import LengthCounts
 from eagle3_data.lengths.intervals import Interval, rows_for_cap, rows_for_quantile, rows_for_share, share_interval
+from eagle3_data.lengths.precision import Worth, worth_of_rows
+from eagle3_data.lengths.prompts import PromptReport, count_characters, prompt_report
 from eagle3_data.lengths.report import LengthReport, measure_lengths
 
 __all__ = [
@@ -13,12 +15,17 @@ __all__ = [
     "Interval",
     "LengthCounts",
     "LengthReport",
+    "PromptReport",
+    "Worth",
     "advise",
     "choose_cap",
     "compare_lengths",
+    "count_characters",
     "measure_lengths",
+    "prompt_report",
     "rows_for_cap",
     "rows_for_quantile",
     "rows_for_share",
     "share_interval",
+    "worth_of_rows",
 ]

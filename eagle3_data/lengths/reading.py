@@ -53,9 +53,10 @@ class Sums:
         self.rows += len(a)
         self.part += float(a.sum())
         self.whole += float(b.sum())
-        self.part2 += float(a @ a)
-        self.whole2 += float(b @ b)
-        self.cross += float(a @ b)
+        # Not `@`: a BLAS starts threads for it, and its sums differ from machine to machine.
+        self.part2 += float((a * a).sum())
+        self.whole2 += float((b * b).sum())
+        self.cross += float((a * b).sum())
 
 
 @dataclass

@@ -104,7 +104,12 @@ def ratio_interval(parts: Sequence[tuple[float, Sums]], confidence: float = CONF
     if not variance:  # every row alike: the linearised interval would be a point, which no sample can show
         return Interval(ratio, None, None)
     half = normal_quantile(confidence) * math.sqrt(variance) / whole
-    return Interval(ratio, max(0.0, ratio - half), min(1.0, ratio + half))
+    return Interval(ratio, max(0.0, ratio - half), ratio + half)
+
+
+def _kept(parts: Sequence[tuple[float, Sums]], confidence: float) -> dict[str, Any]:
+    found = ratio_interval(parts, confidence)
+    return Interval(found.value, found.low, None if found.high is None else min(1.0, found.high)).to_dict()
 
 
 def composition(parts: Weighted, unfinished: Sequence[Unfinished], confidence: float = CONFIDENCE) -> dict[str, Any]:
@@ -154,10 +159,8 @@ def _cutoffs(parts: Weighted, rows: int, confidence: float) -> dict[str, Any]:
             whole += int(counts.recorded[counts.values <= cutoff].sum())
         out[str(cutoff)] = {
             "rows_whole": {"rows": whole, "share": share_interval(whole, rows, confidence).to_dict()},
-            "tokens_kept": ratio_interval([(w, t.survival[cutoff][0]) for w, t in parts], confidence).to_dict(),
-            "completion_tokens_kept": ratio_interval(
-                [(w, t.survival[cutoff][1]) for w, t in parts], confidence
-            ).to_dict(),
+            "tokens_kept": _kept([(w, t.survival[cutoff][0]) for w, t in parts], confidence),
+            "completion_tokens_kept": _kept([(w, t.survival[cutoff][1]) for w, t in parts], confidence),
         }
     return out
 

@@ -19,7 +19,7 @@ from eagle3_data.lengths.distribution import Floats, Ints, LengthCounts
 from eagle3_data.lengths.intervals import rounded
 
 MIN_ENDED: Final = 50  # rows that end above the threshold; with fewer the shape is a guess
-MAX_ENDED: Final = 2000  # more say little about the far tail, and the threshold may lie higher instead
+MAX_ENDED: Final = 1500  # more say little about the far tail, and the threshold may lie higher instead
 SHARE_ENDED: Final = 0.2
 REPETITIONS: Final = 200
 # Limits further apart than this factor, or two models that differ by its root, are no forecast.
@@ -206,13 +206,13 @@ def _fit_pareto(data: Exceedances) -> tuple[float, float]:
         return float(ended * np.log(theta / shape) - (logs * data.ended).sum() - ended), shape
 
     grid = np.concatenate(
-        (-np.geomspace(0.999, 1e-3, 16) / longest, np.geomspace(1e-3, 1e3, 32) / mean),
+        (-np.geomspace(0.999, 1e-3, 8) / longest, np.geomspace(1e-3, 1e3, 16) / mean),
     )
     heights = [profile(theta)[0] for theta in grid]
     best = int(np.argmax(heights))
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     found = minimize_scalar(
-        lambda t: -profile(t)[0], bounds=(low, high), method="bounded", options={"xatol": 1e-9 * abs(high)}
+        lambda t: -profile(t)[0], bounds=(low, high), method="bounded", options={"xatol": 1e-6 * abs(high)}
     )
     theta = float(found.x) if -found.fun >= heights[best] else float(grid[best])
     shape = profile(theta)[1]
