@@ -18,17 +18,18 @@ from eagle3_data.generation import Generator, RetryPolicy, run_generation, write
 from eagle3_data.run_folder import RunFolder
 
 
-def main() -> int:
+def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--urls")
     parser.add_argument("--rows", type=int, default=200)
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--no-write", action="store_true")
+    parser.add_argument("--report", action="store_true")
     parser.add_argument("--timeout", type=float, default=2.0)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     run = RunFolder(arguments.folder)
-    given = {
+    rows = {
         "B1": prompts(arguments.rows),
         "B8": prompts(arguments.rows // 2, "B8", start=arguments.rows, turns=5),
     }
@@ -45,12 +46,13 @@ def main() -> int:
             retries=RetryPolicy(attempts=8, first_wait=0.02, longest_wait=0.2),
             shard=(shard, shards),
         ) as step:
-            result = run_generation(given, step)
-            print(json.dumps(result.progress.to_dict()))
+            result = run_generation(rows, step)
+            if arguments.report:
+                print(json.dumps(result.progress.to_dict()))
             if result.interrupted:
                 return 130
             if not arguments.no_write:
-                write_records(given, run, PlainTarget(), holdout={"B1": 7}, journal=step.journal)
+                write_records(rows, run, PlainTarget(), holdout={"B1": 7}, journal=step.journal)
     except Eagle3DataError as error:
         print(error, file=sys.stderr)
         return error.exit_status

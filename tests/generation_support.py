@@ -59,7 +59,7 @@ def prompts(
     made = []
     for number in range(start, start + rows):
         row = (number * 7) % rows if turns > 1 else number
-        text = " ".join(map(str, prompt_ids(row if turns > 1 else number, tokens)))
+        text = " ".join(map(str, prompt_ids(start + row if turns > 1 else number, tokens)))
         chat = [{"role": "user", "content": text}]
         made.append(
             {

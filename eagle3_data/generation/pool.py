@@ -194,8 +194,6 @@ class GenerationRun:
         if self.only_truncated:
             for state in (State.FAILED, State.SKIPPED):
                 count(progress, state, int((mine & (states == state)).sum()))
-            waiting = np.zeros(len(states), bool)
-        if self.only_truncated:
             waiting[:] = False
         if self.step.extends:
             # The budget already sent lies in the frames; a cut row's own tokens say nearly the same without reading
