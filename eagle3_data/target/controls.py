@@ -120,8 +120,14 @@ class ControlTokens:
         return known & self.mask[np.where(known, ids, 0)] if len(self.mask) else known
 
     def _ends_open(self, text: str) -> bool:
-        tail = text[-self._longest :]
-        return any(tail[start:] in self._prefixes for start in range(len(tail)) if tail[start] in self._heads)
+        low = len(text) - self._longest
+        for head in self._heads:
+            start = text.find(head, max(low, 0))
+            while start >= 0:
+                if text[start:] in self._prefixes:
+                    return True
+                start = text.find(head, start + 1)
+        return False
 
     def threatens(self, value: Any) -> bool:
         """Tell whether any string in nested `value` spells a control string or could become the head of one."""

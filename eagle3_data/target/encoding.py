@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle3_data.errors import TargetError
+from eagle3_data.target.acceleration import Accelerator, accelerate
 from eagle3_data.target.controls import AddedToken, ControlTokens
 
 Ids = npt.NDArray[np.int32]
@@ -51,6 +52,9 @@ def _array(ids: Sequence[int]) -> Ids:
 class FastCodec:
     """A codec over a `tokenizers.Tokenizer`, the fast class of transformers."""
 
+    # Making the faster encoder costs a second or two, which some hundred prompts do not win back.
+    WORTH_IT = 512
+
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         # Truncation or padding left in a tokenizer.json would cut prompts without a word.
@@ -67,6 +71,9 @@ class FastCodec:
         self._may_forge = self.controls.normalized and backend.normalizer is not None
         self._plain: dict[bool, Any] = {}
         self._lock = threading.Lock()
+        self._fast: Accelerator | None = None
+        self._tried = False
+        self._asked = 0
 
     @property
     def may_forge(self) -> bool:
@@ -74,6 +81,15 @@ class FastCodec:
         return self._may_forge
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
+        self._asked += len(texts)
+        if self._asked > self.WORTH_IT and not self._tried:
+            with self._lock:
+                if not self._tried:
+                    self._fast = accelerate(self._backend.to_str(), self._encode_here)
+                    self._tried = True
+        return self._encode_here(texts) if self._fast is None else self._fast.encode(texts)
+
+    def _encode_here(self, texts: Sequence[str]) -> list[Ids]:
         return [_array(item.ids) for item in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_plain(self, texts: Sequence[str], *, first: bool = False) -> list[Ids]:

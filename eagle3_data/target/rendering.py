@@ -5,8 +5,11 @@ where one does, its text is encoded as ordinary text, and only the template's ow
 tokens.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -17,6 +20,18 @@ from eagle3_data.target.encoding import Codec, Ids
 from eagle3_data.target.template import ChatTemplate
 
 Forge = Literal["escape", "naive"]
+Pair = tuple[Sequence[Mapping[str, Any]], Any]
+CHUNK: Final = 256
+
+
+@dataclass
+class _Chunk:
+    """Chats on their way: `ids` in order, and the `texts` still to be encoded with their `places` in it."""
+
+    first: int
+    ids: list[Ids | None]
+    texts: list[str]
+    places: list[int]
 
 
 class Renderer:
@@ -42,35 +57,56 @@ class Renderer:
         """Return the rendered text of a chat, generation prompt included."""
         return self._template.text(self.chat(messages, tools))
 
-    def ids(self, chats: Sequence[tuple[Sequence[Mapping[str, Any]], Any]]) -> list[Ids]:
+    def ids(self, chats: Sequence[Pair]) -> list[Ids]:
         """Render and encode chats of messages and tools; one int32 array (n,) each.
 
         Raises:
             DataError: a chat is not what it should be, or the template refuses it; the text names the chat.
         """
-        results: list[Ids | None] = [None] * len(chats)
-        texts: list[str] = []
-        places: list[int] = []
+        if len(chats) <= CHUNK:
+            return self._encoded(self._rendered(chats, 0, len(chats)), len(chats))
+        # Encoders let other threads run, so the next chunk is rendered while the last one is encoded.
+        done: list[Ids] = []
+        waiting: deque[Future[list[Ids]]] = deque()
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            for first in range(0, len(chats), CHUNK):
+                chunk = self._rendered(chats[first : first + CHUNK], first, len(chats))
+                waiting.append(pool.submit(self._encoded, chunk, len(chats)))
+                while len(waiting) > 2:
+                    done += waiting.popleft().result()
+            while waiting:
+                done += waiting.popleft().result()
+        return done
+
+    def _rendered(self, chats: Sequence[Pair], first: int, count: int) -> _Chunk:
+        """Render chats to texts; those whose texts spell control strings are encoded here already."""
+        chunk = _Chunk(first, [None] * len(chats), [], [])
         for place, (messages, tools) in enumerate(chats):
             try:
                 chat = self.chat(messages, tools)
                 if self._forge == "escape" and self._codec.controls.threatens(chat.parts()):
-                    results[place] = self._guarded(chat)
+                    chunk.ids[place] = self._guarded(chat)
                 else:
-                    texts.append(self._template.text(chat))
-                    places.append(place)
+                    chunk.texts.append(self._template.text(chat))
+                    chunk.places.append(place)
             except DataError as error:
-                raise self._located(error, place, len(chats)) from error
+                raise _located(error, first + place, count) from error
             except (UnicodeEncodeError, TypeError) as error:
-                raise self._located(_not_text(error), place, len(chats)) from error
+                raise _located(_not_text(error), first + place, count) from error
+        return chunk
+
+    def _encoded(self, chunk: _Chunk, count: int) -> list[Ids]:
+        """Encode what `_rendered` left."""
         try:
-            encoded = self._codec.encode(texts)
+            encoded = self._codec.encode(chunk.texts)
         except (UnicodeEncodeError, TypeError) as error:
-            bad = next(place for place, text in zip(places, texts, strict=True) if not _is_text(text))
-            raise self._located(_not_text(error), bad, len(chats)) from error
-        for place, text, ids in zip(places, texts, encoded, strict=True):
-            results[place] = self._checked(text, ids) if self._forge == "escape" and self._codec.may_forge else ids
-        return [ids for ids in results if ids is not None]
+            pairs = zip(chunk.places, chunk.texts, strict=True)
+            bad = next((place for place, text in pairs if not _is_text(text)), 0)
+            raise _located(_not_text(error), chunk.first + bad, count) from error
+        check = self._forge == "escape" and self._codec.may_forge
+        for place, text, ids in zip(chunk.places, chunk.texts, encoded, strict=True):
+            chunk.ids[place] = self._checked(text, ids) if check else ids
+        return [ids for ids in chunk.ids if ids is not None]
 
     def _guarded(self, chat: Chat) -> Ids:
         """Encode a chat whose texts spell control strings.
@@ -110,9 +146,9 @@ class Renderer:
         found = ids[self._codec.controls.is_in(ids)]
         return ids if found.tolist() == meant else self._assembled(text, "")
 
-    @staticmethod
-    def _located(error: Exception, place: int, count: int) -> DataError:
-        return DataError(f"chat {place}: {error}" if count > 1 else str(error))
+
+def _located(error: Exception, place: int, count: int) -> DataError:
+    return DataError(f"chat {place}: {error}" if count > 1 else str(error))
 
 
 def _is_text(text: str) -> bool:

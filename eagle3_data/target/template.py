@@ -28,6 +28,8 @@ class ChatTemplate:
         own_class = type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
         # Kimi's class overrides apply_chat_template only to add the TypeScript declaration, which we make ourselves.
         self._by_class = own_class and not self.takes_typescript
+        self._special = dict(tokenizer.special_tokens_map)
+        self._source = {tools: tokenizer.get_chat_template(None, [{}] if tools else None) for tools in (False, True)}
 
     def sources(self) -> list[str]:
         """Return the Jinja source, or all of them where there are several by name."""
@@ -69,9 +71,9 @@ class ChatTemplate:
             conversations=[chat.messages],
             tools=chat.tools,
             documents=None,
-            chat_template=self._tokenizer.get_chat_template(None, chat.tools),
+            chat_template=self._source[chat.tools is not None],
             add_generation_prompt=generation_prompt,
-            **{**self._tokenizer.special_tokens_map, **variables},
+            **{**self._special, **variables},
         )
         text = rendered[0][0]
         return text
