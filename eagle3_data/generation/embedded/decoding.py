@@ -161,8 +161,8 @@ class Decoder:
         if request.logprob_start is not None and request.logprob_start >= 0:
             for position in range(request.logprob_start, len(request.ids)):
                 token, value = request.ids[position], None
-                if position:
-                    fresh = position == max(1, request.logprob_start)
+                if position > request.logprob_start:  # SGLang scores nothing at the start position itself
+                    fresh = position == request.logprob_start + 1
                     value = await job.step(llama.score(request.ids[:position], token, slot, reuse=not fresh))
                 progress.input_logprobs.append((value, token))
         run = self._run_length(request, scoring, stream)

@@ -277,8 +277,8 @@ def _parse_request(
     if logprob_start is not None:
         if isinstance(logprob_start, bool) or not isinstance(logprob_start, int):
             raise Refused.saying("logprob_start_len must be an integer.")
-        if logprob_start >= len(ids):
-            raise Refused.saying(f"logprob_start_len ({logprob_start}) must be below the prompt's {len(ids)} tokens.")
+        if logprob_start > len(ids):
+            raise Refused.saying(f"logprob_start_len ({logprob_start}) is beyond the prompt's {len(ids)} tokens.")
         if temperature >= _GREEDY_BELOW and temperature != 1:
             raise Refused.saying("The embedded engine gives log-probabilities at temperature 0 or 1 only.")
         if params.get("logit_bias"):
