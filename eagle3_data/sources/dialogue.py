@@ -67,7 +67,7 @@ class Reject(Exception):
     def __init__(self, reason: str, detail: str = "", role: str = "") -> None:
         super().__init__(reason, detail, role)
         self.reason = reason
-        self.detail = detail
+        self.detail = excerpt(detail, 300)  # whatever the row held, a report can carry it
         self.role = role
 
 

@@ -1,0 +1,156 @@
+"""Upstream files of every form, and what is said about those that are not what they should be."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from eagle3_data.errors import SourceError
+from eagle3_data.sources import draw
+from eagle3_data.sources.reading import BadRow, Column, read_rows
+
+ROWS = [
+    {"system": f"s {i} \u2028\u0085", "chat": "é" * (i * 37 % 90), "more": {"list": [i, None]}} for i in range(600)
+]
+COLUMNS = (Column("system"), Column("chat"))
+
+
+def rows_of(path: Path, **options: Any) -> list[tuple[int, Any]]:
+    return list(read_rows(str(path), path.name, COLUMNS, **options))
+
+
+def as_parquet(path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=130)
+
+
+WRITERS: dict[str, Any] = {
+    "rows.jsonl": lambda p: p.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in ROWS), "utf-8"),
+    "blank-lines.jsonl": lambda p: p.write_text("\n\r\n".join(json.dumps(r) for r in ROWS), "utf-8"),
+    "mark.jsonl": lambda p: p.write_text("".join(json.dumps(r) + "\r\n" for r in ROWS), "utf-8-sig"),
+    "rows.jsonl.gz": lambda p: p.write_bytes(gzip.compress("\n".join(map(json.dumps, ROWS)).encode())),
+    "array.json": lambda p: p.write_text(json.dumps(ROWS, ensure_ascii=False), "utf-8"),
+    "pretty.json": lambda p: p.write_text(json.dumps(ROWS, indent=3), "utf-8-sig"),
+    "lines.json": lambda p: p.write_text("\n".join(map(json.dumps, ROWS)), "utf-8"),
+    "rows.parquet": as_parquet,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_same_rows_from_every_form(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eagle3_data.sources.reading._CHUNK", 257)  # rows and characters are cut by the buffer's edge
+    WRITERS[name](tmp_path / name)
+    keep = ("system", "chat") if name.endswith(".parquet") else ("system", "chat", "more")
+    expected = [(i, {key: row[key] for key in keep}) for i, row in enumerate(ROWS)]
+    assert rows_of(tmp_path / name) == expected
+    wanted = np.array(sorted(random.Random(0).sample(range(600), 40)))
+    assert rows_of(tmp_path / name, wanted=wanted) == [expected[i] for i in wanted]
+
+
+def test_a_pretty_printed_object_and_a_traj_file_are_one_row_each(tmp_path: Path) -> None:
+    for name in ("one.json", "one.traj"):
+        (tmp_path / name).write_text(json.dumps(ROWS[0], indent=2))
+        assert rows_of(tmp_path / name) == [(0, ROWS[0])]
+    (tmp_path / "empty.json").write_text("[]")
+    (tmp_path / "empty.jsonl").write_text("")
+    assert rows_of(tmp_path / "empty.json") == rows_of(tmp_path / "empty.jsonl") == []
+
+
+def test_bad_lines_are_rows_of_their_own(tmp_path: Path) -> None:
+    lines = [b'{"system": "a"', b"[1]", b'{"system": "\xff"}', b"[" * 5000, b'{"system": NaN}', b'{"chat": "\\ud83d"}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    found = [row for _, row in rows_of(tmp_path / "a.jsonl")]
+    kinds = [row.reason if isinstance(row, BadRow) else "row" for row in found]
+    assert kinds == ["not_json", "not_object", "not_utf8", "not_json", "row", "row"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[{"system": "a", "chat": "b"}', "the file ends before the array does at character 29, row 1"),
+        ('[{"system": "a", "chat": "b"} {"system"', "no comma between two rows at character 30, row 1"),
+        ('[{"system": "a", "chat": "b"}, {"system": a}' + " " * 40, "Expecting value.*row 1"),
+        ('[{"system": "a", "chat": "b"}] and more', "text after the array"),
+        ('[{"system": "a", "chat": "b"},]', "Expecting value"),
+    ],
+)
+def test_a_damaged_array_names_the_place(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(SourceError, match=f"a.json: not a JSON array of rows .*{words}"):
+        rows_of(tmp_path / "a.json")
+
+
+def test_a_truncated_parquet_file_or_archive_is_one_error(tmp_path: Path) -> None:
+    as_parquet(tmp_path / "a.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-200])
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n' * 9999)[:-20])
+    (tmp_path / "not.jsonl.gz").write_bytes(b'{"a": 1}\n')
+    for name in ("cut.parquet", "cut.jsonl.gz", "not.jsonl.gz", "absent.jsonl"):
+        with pytest.raises(SourceError, match=f"{name}: cannot be read"):
+            rows_of(tmp_path / name)
+
+
+def good(**changes: Any) -> dict[str, Any]:
+    return {
+        "system": "SYSTEM: You are a helpful assistant, with no access to external functions.\n\n",
+        "chat": "USER: Hello\n\nASSISTANT: Hi <|endoftext|>",
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "x", "system": "y"}, r"column 'chat' is missing \(found: prompt, system\), expected text"),
+        (good(chat=["USER: x"]), "column 'chat' is list.*, expected text"),
+        (good(system=3), "column 'system' is int.*, expected text"),
+    ],
+    ids=["missing", "list", "integer"],
+)
+def test_a_foreign_file_is_one_error(form: str, row: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = tmp_path / f"foreign.{form}"
+    rows = [row] * 100
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text(json.dumps(rows) if form == "json" else "\n".join(map(json.dumps, rows)))
+    with pytest.raises(SourceError, match=f"^B1_glaive: foreign.{form}: .*{words}"):
+        draw("B1_glaive", None, str(path), cache_dir=tmp_path)
+
+
+def test_single_bad_rows_stop_nothing(tmp_path: Path) -> None:
+    rows = [good(), good(chat=None), {"chat": "x"}, good(system=[]), "text", good(chat="USER: Bye")]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + '\n{"system')
+    report = draw("B1_glaive", None, str(tmp_path / "a.jsonl"), cache_dir=tmp_path).report
+    assert (report.read, report.kept) == (7, 2)
+    assert report.rejected == {"missing_column": 2, "not_json": 1, "not_object": 1, "wrong_type": 1}
+    assert [example["row"] for example in report.reject_examples["missing_column"]] == [1, 2]
+
+
+def test_one_broken_traj_file_among_others_is_a_rejected_row(tmp_path: Path) -> None:
+    history = [{"role": "system", "content": "s"}, {"role": "user", "content": "fix it"}]
+    folder = tmp_path / "trajectories"
+    folder.mkdir()
+    (folder / "a.traj").write_text(json.dumps({"history": history}))
+    (folder / "b.traj").write_text('{"history": [')
+    (folder / "notes.txt").write_text("not read")
+    report = draw("B8_sweagent", "traj", str(folder), cache_dir=tmp_path).report
+    assert (report.read, report.kept, report.rejected) == (2, 1, {"not_json": 1})
+    (folder / "a.traj").write_text('{"trajectory": []}')
+    with pytest.raises(SourceError, match=r"a\.traj: its row cannot be read.*'history' is missing"):
+        draw("B8_sweagent", "traj", str(folder), cache_dir=tmp_path)
+
+
+def test_an_empty_file_and_an_unknown_form_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n")
+    with pytest.raises(SourceError, match=r"no rows in a\.jsonl"):
+        draw("chat", None, str(tmp_path / "a.jsonl"), cache_dir=tmp_path)
+    (tmp_path / "a.csv").write_text("a,b\n")
+    with pytest.raises(SourceError, match=r"a\.csv: cannot tell its format"):
+        draw("chat", None, str(tmp_path / "a.csv"), cache_dir=tmp_path)
