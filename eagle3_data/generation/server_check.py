@@ -3,9 +3,9 @@
 Goes in: a URL and the target. Comes out: what the server says of itself, and how its model was compared.
 Where `/tokenize` works, texts must have the target's ids. Under `--skip-tokenizer-init` it answers 500, and no
 endpoint tells even the vocabulary size; then the model itself is asked: plain English in the target's ids must be much
-likelier to it than the same ids shifted, which is noise to any model. Measured with SmolLM2-135M on SGLang 0.5.23, nats
-a token: its own ids −1.4 (shifted −11.0); ids of Qwen3 −13.6 (−11.1), Kimi-K2.5 −12.3 (−11.0), DeepSeek-V3.1 −13.2
-(−12.8).
+likelier to it than the same ids shifted, which is noise to any model. Measured with SmolLM2-135M on SGLang 0.5.23,
+nats a token: its own ids −1.4 (shifted −11.0); ids of Qwen3 −13.6 (−11.1), Kimi-K2.5 −12.3 (−11.0), DeepSeek-V3.1
+−13.2 (−12.8).
 """
 
 import math
@@ -167,7 +167,8 @@ async def _compare_texts(
         if given != ids:
             raise WrongModelError(
                 f"{facts.url}: serves {facts.model_path or 'another model'}, whose ids of {text!r} are "
-                f"{_short(given)}; the target {name} has {_short(ids)}; point engine.urls at a server with the target's model"
+                f"{_short(given)}; the target {name} has {_short(ids)}; point engine.urls at a server with the "
+                "target's model"
             )
     return f"{len(canaries)} texts have the same ids"
 
