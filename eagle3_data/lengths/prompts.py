@@ -165,8 +165,8 @@ def _sentences(values: Mapping[str, Any]) -> list[str]:
         least = budgets["smallest_budget"]
         words.append(
             f"Of {wording.tokens(values['prompts'])}, {about}{too_long} do not fit a context of "
-            f"{wording.tokens(budgets['context'])} and will be skipped, and {about}{shortened} get less than the cap of "
-            f"{wording.tokens(budgets['cap'])}" + (f" (least {wording.tokens(least)})." if least else ".")
+            f"{wording.tokens(budgets['context'])} and will be skipped, and {about}{shortened} get less than the cap "
+            f"of {wording.tokens(budgets['cap'])}" + (f" (least {wording.tokens(least)})." if least else ".")
         )
     return words
 

@@ -3,6 +3,7 @@
 Goes in: a data set, Parquet files, a run folder or a Hub repository. Comes out: one `SourceTally` a source.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -248,8 +249,11 @@ def read_path(path: Path) -> dict[str, SourceTally]:
     return read_tables(parquet_tables(files), str(path))
 
 
-def read_hub(name: str) -> dict[str, SourceTally]:
+def read_hub(name: str) -> tuple[dict[str, SourceTally], dict[str, Any]]:
     """Count a data set on the Hub, `org/name` or `org/name@revision`; only the scalar columns are fetched.
+
+    Returns:
+        The tallies, and the manifest that was published beside the records, {} when there is none.
 
     Raises:
         UsageError: the name is not one, or there is no such data set or revision.
@@ -260,14 +264,17 @@ def read_hub(name: str) -> dict[str, SourceTally]:
     if match is None:
         raise UsageError(f"{name}: neither a path that exists nor a Hub data set such as org/name@v1.0.0")
     root = f"datasets/{match[1]}" + (f"@{match[2]}" if match[2] else "")
-    filesystem = HfFileSystem()
+    filesystem: Any = HfFileSystem()
     try:
         files = sorted(filesystem.glob(f"{root}/**/*.parquet"))
     except Exception as error:  # the Hub client raises a dozen kinds, all meaning that nothing could be listed
         raise UsageError(f"{name}: cannot be listed on the Hub ({type(error).__name__}: {error})") from error
     if not files:
         raise UsageError(f"{name}: no Parquet files there; is the name, the revision and your token right?")
-    return read_tables(parquet_tables(files, filesystem), name)
+    manifest: dict[str, Any] = {}
+    if filesystem.exists(f"{root}/manifest.json"):
+        manifest = json.loads(filesystem.cat_file(f"{root}/manifest.json"))
+    return read_tables(parquet_tables(files, filesystem), name), manifest
 
 
 @dataclass

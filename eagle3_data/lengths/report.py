@@ -120,7 +120,8 @@ def _read(
         return reading.read_path(path), {}, {}
     if isinstance(records, Path):
         raise UsageError(f"{path}: no such file or folder")
-    return reading.read_hub(records), {}, {}
+    tallies, manifest = reading.read_hub(records)
+    return tallies, {}, manifest
 
 
 def _build(
