@@ -231,6 +231,12 @@ class Prober:
         between, index = pieces[0]
         return index if index >= 0 and not between.strip() else None
 
+    def openers(self) -> set[int]:
+        """Return the control tokens around a system text, a question and in the generation prompt."""
+        system = {"role": "system", "content": _CONTENT}
+        texts = (self._try([system, _user()], prompt=True), self._try([_user()], prompt=True))
+        return {index for text in texts if text for index in self._ids(text)}
+
     def is_harmony(self) -> bool:
         """Tell whether the template writes the harmony format (gpt-oss), which marks no thinking but channels."""
         sources = "\n".join(self._template.sources())
@@ -280,6 +286,7 @@ def build_profile(
     call_end = between[0] if between and between[0] != call_begin else (after[0] if after else None)
     outer_end = [index for index in after if index != call_end]
     last, history = prober.keeps_reasoning()
+    ends_and_markers = {*listed, begin, end, *before, *between, *after}
     profile = TokenProfile(
         vocabulary_size=vocabulary_size,
         bos=bos,
@@ -295,6 +302,7 @@ def build_profile(
         tool_call_begin_id=call_begin,
         tool_call_end_id=call_end if call_begin is not None else None,
         tool_separator_id=prober.calls.separator if call_begin is not None else None,
+        template_only_ids=tuple(sorted(prober.openers() - ends_and_markers)),
         keeps_reasoning_last=last,
         keeps_reasoning_history=history,
         tools_format=tools_format if prober.shows_tools() else "none",

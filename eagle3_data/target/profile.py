@@ -33,6 +33,8 @@ class TokenProfile:
         tool_section_begin_id, tool_section_end_id: around all calls of an answer, None if there are no such tokens.
         tool_call_begin_id, tool_call_end_id: around one call, None if calls are plain text.
         tool_separator_id: between the name (or id) of a call and its arguments, None if that is text.
+        template_only_ids: control tokens that open turns (headers, begin of sequence): an answer that holds one has
+            run into another turn.
         keeps_reasoning_last, keeps_reasoning_history: whether re-rendering a chat shows the reasoning of its last
             answer and of earlier ones.
         tools_format: `typescript`, `json`, or `none` where the template ignores tools.
@@ -52,6 +54,7 @@ class TokenProfile:
     tool_call_begin_id: int | None = None
     tool_call_end_id: int | None = None
     tool_separator_id: int | None = None
+    template_only_ids: tuple[int, ...] = ()
     keeps_reasoning_last: bool = False
     keeps_reasoning_history: bool = False
     tools_format: str = "none"
@@ -82,7 +85,7 @@ class TokenProfile:
         return dataclasses.replace(self, **_checked(fields))
 
 
-_LISTS: Final = ("end_of_turn_ids", "generation_prompt_ids", "tool_turn_ids")
+_LISTS: Final = ("end_of_turn_ids", "generation_prompt_ids", "tool_turn_ids", "template_only_ids")
 _FLAGS: Final = ("keeps_reasoning_last", "keeps_reasoning_history")
 _TEXTS: Final = ("thinking_switch", "tools_format")
 
