@@ -79,7 +79,7 @@ class Splitter:
         to the end of the output. Where the prompt did not open it, it must begin the output.
         """
         profile = self._profile
-        if profile.think_end_id is None or not len(ids):
+        if profile.think_end_id is None or profile.thinking_state == "none" or not len(ids):
             return 0, False
         if profile.thinking_state != "open" and not self._opens(ids):
             return 0, False
