@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from eagle3_data.errors import SourceError
+from eagle3_data.errors import DiskFull, SourceError
 from eagle3_data.schema import PROMPT_FEATURES, clean_messages, sample_id
 from eagle3_data.sources import SOURCES, draw, load_source, sample_rows
 
@@ -203,3 +204,66 @@ def test_wrong_arguments_are_met_with_one_clear_error(arguments: dict[str, Any],
     with pytest.raises(SourceError, match=words) as caught:
         draw(**{"data_files": "samples", "cache_dir": tmp_path, **arguments})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "config"), SAMPLES, ids=lambda value: value)
+def test_parquet_gives_the_same_prompts_as_json(name: str, config: str, tmp_path: Path) -> None:
+    path = next(path for path in sample_rows(name) if config_of(name, path) == config)
+    rows = []
+    for line in [path.read_text("utf-8")] if path.suffix == ".json" else path.read_text("utf-8").split("\n"):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    rows = rows[0] if path.suffix == ".json" else rows
+    columns = {key: None for row in rows for key in row}  # Arrow takes the columns from the first row
+    pq.write_table(pa.Table.from_pylist([columns | row for row in rows]), tmp_path / "a.parquet", row_group_size=4)
+    for turns in ("first", "prefix"):
+        arguments: dict[str, Any] = {"turns": turns, "rows": 7, "cache_dir": tmp_path}
+        found = draw(name, config, str(tmp_path / "a.parquet"), **arguments).prompts
+        assert found["sample_id"][:] == draw(name, config, "samples", **arguments).prompts["sample_id"][:]
+
+
+def test_nulls_that_arrow_fills_in_do_not_reach_tools_or_arguments(tmp_path: Path) -> None:
+    def row(name: str) -> dict[str, Any]:
+        call = {"id": "c", "type": "function", "function": {"name": name, "arguments": {name: 1}}}
+        turns = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}]
+        tool = {"name": name, "parameters": {"type": "object", "properties": {name: {"type": "integer"}}}}
+        return {"messages": [*turns, {"role": "tool", "content": "1"}], "tools": [tool]}
+
+    pq.write_table(pa.Table.from_pylist([row("a"), row("b")]), tmp_path / "a.parquet")
+    for prompt in draw("chat", None, str(tmp_path / "a.parquet"), turns="last", cache_dir=tmp_path).prompts:
+        (tool,) = json.loads(prompt["tools"])
+        name = tool["function"]["name"]
+        assert list(tool["function"]["parameters"]["properties"]) == [name]
+        assert json.loads(prompt["messages"][1]["tool_calls"][0]["function"]["arguments"]) == {name: 1}
+        assert prompt["messages"][2]["tool_call_id"] == f"functions.{name}:0"
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pa.OSFile
+    monkeypatch.setattr("eagle3_data.sources.passes.pa.OSFile", lambda *_: real("/dev/full", "wb"))
+    with pytest.raises(DiskFull, match="no space left on this disk"):
+        draw("chat", None, "samples", cache_dir=tmp_path)
+    assert list((tmp_path / "eagle3_data" / "chat").iterdir()) == []
+    monkeypatch.undo()
+    assert draw("chat", None, "samples", cache_dir=tmp_path).report.drawn == 3
+
+
+def test_a_file_that_changes_between_the_passes_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write(path, [chat("one"), chat("two")])
+
+    def swap(stage: str, rows: int) -> None:
+        if stage == "read":
+            write(path, [chat("one"), chat("2")])
+
+    with pytest.raises(SourceError, match=r"a\.jsonl: changed while it was read"):
+        draw("chat", None, str(path), cache_dir=tmp_path, progress=swap)
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [chat(f"question {i}") for i in range(2500)])
+    seen: list[tuple[str, int]] = []
+    draw("chat", None, path, rows=1500, cache_dir=tmp_path, progress=lambda *step: seen.append(step))
+    assert seen == [("read", 1000), ("read", 2000), ("read", 2500), ("write", 1024), ("write", 1500)]

@@ -142,7 +142,7 @@ class _Calls:
             raise Reject("call_form", excerpt(raw), "assistant")
         arguments = function.get("arguments")
         if isinstance(arguments, Mapping):
-            arguments = json.dumps(arguments, ensure_ascii=False)
+            arguments = json.dumps(_without_nulls(arguments), ensure_ascii=False)
         try:
             value = strict_json(arguments) if isinstance(arguments, str) else None
         except ValueError as error:
@@ -194,6 +194,13 @@ def _call_list(value: Any) -> list[Any]:
     return value
 
 
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the null-valued keys with which Arrow fills up structs that differ from row to row."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
 def tool_schemas(value: Any) -> str:
     """Return OpenAI tool schemas as JSON text, from JSON text or a list; bare functions are wrapped.
 
@@ -203,7 +210,7 @@ def tool_schemas(value: Any) -> str:
     if value is None or value == "":
         return "[]"
     try:
-        tools = strict_json(value) if isinstance(value, str) else value
+        tools = strict_json(value) if isinstance(value, str) else _without_nulls(value)
         made = []
         for tool in tools:
             if "function" not in tool:

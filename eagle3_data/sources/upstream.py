@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import datasets
+import fsspec  # type: ignore[import-untyped]
 
 from eagle3_data.errors import HubError, SourceError
 from eagle3_data.sources.reading import SUFFIXES, suffix_of
@@ -35,7 +36,7 @@ class SourceFile:
 
     @classmethod
     def named(cls, urls: Sequence[str], paths: Sequence[str]) -> "list[SourceFile]":
-        """Pair local paths with upstream names; a revision is "" where only the content can tell it."""
+        """Pair local paths with upstream names; a revision is "" where only the content can tell."""
         local = [url for url in urls if "://" not in url]
         # No absolute paths in what is published: names are relative to the folder that holds all the files.
         parent = os.path.commonpath([str(Path(url).parent) for url in local]) if local else ""
@@ -62,14 +63,19 @@ class HubFiles:
 
 
 def file_revision(path: str) -> str:
-    """Return `sha256:<hex>` of a local file's content, or "" for a remote one."""
-    if "://" in path:
-        return ""
+    """Return `sha256:<hex>` of a file's content.
+
+    Raises:
+        SourceError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
     try:
-        with Path(path).open("rb") as file:
-            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        with fsspec.open(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
     except OSError as error:
-        raise SourceError(f"{path}: cannot be read ({error.strerror})") from error
+        raise SourceError(f"{path}: cannot be read ({error.strerror or error})") from error
+    return f"sha256:{digest.hexdigest()}"
 
 
 def sample_files(name: str, config: str | None = None) -> list[Path]:
