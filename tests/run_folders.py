@@ -234,8 +234,6 @@ def make_run(
             )
             write_parquet(run.prompts_path(source), [table], schema.arrow_schema(schema.PROMPT_FEATURES))
     run.write_manifest(body)
-    if lengths:
-        write_lengths(run)
     if failed:
         source = next(iter(rows))
         table = pa.Table.from_pylist(
@@ -253,6 +251,8 @@ def make_run(
             schema=schema.arrow_schema(schema.FAILURE_FEATURES),
         )
         write_parquet(run.failures_path, [table], schema.arrow_schema(schema.FAILURE_FEATURES))
+    if lengths:
+        write_lengths(run)
     return run
 
 

@@ -78,6 +78,7 @@ def test_versions_stand_side_by_side(hub: TestHub, runs: dict[str, RunFolder]) -
     assert "### 1.1.0" not in past and 'revision="v1.0.0"' in past
 
 
+@pytest.mark.slow
 def test_published_rows_are_those_of_the_run(hub: TestHub, runs: dict[str, RunFolder]) -> None:
     import pyarrow.parquet as pq
 
@@ -111,7 +112,7 @@ CUTS = {
 }
 
 
-FAST_CUTS = ("first file, half sent", "commit", "commit arrived")
+FAST_CUTS = ("commit arrived",)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +173,7 @@ def test_a_commit_of_somebody_else_in_between_is_built_upon(hub: TestHub, runs: 
     assert publish(hub, runs["small"], "org/busy")["status"] == "published"
 
 
+@pytest.mark.slow
 def test_rate_limits_are_waited_out_as_long_as_the_hub_says(hub: TestHub, runs: dict[str, RunFolder]) -> None:
     hub.fail("GET .*/refs", status=429, headers={"RateLimit": '"api";r=0;t=7'})
     report = publish(hub, runs["small"], "org/limited", patient=False)
@@ -217,6 +219,7 @@ def test_repositories_of_another_kind_or_with_other_data_are_left_alone(
     assert outcome.error == "HubError" and "public" in outcome.message
 
 
+@pytest.mark.slow
 def test_no_network_and_offline_are_told_apart(hub: TestHub, runs: dict[str, RunFolder]) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[1:2]; import hub_jobs\n"
@@ -248,6 +251,7 @@ def test_failed_rows_stop_a_publish_unless_allowed(hub: TestHub, runs: dict[str,
     assert hub.run("state", repo="org/unfinished").error
 
 
+@pytest.mark.slow
 def test_pull_request_branch_private_and_gated(hub: TestHub, runs: dict[str, RunFolder]) -> None:
     publish(hub, runs["small"], "org/reviewed", private=True, gated="manual")
     state = hub.run("state", repo="org/reviewed").get()
@@ -322,6 +326,7 @@ def test_the_published_recipe_is_pinned_and_tells_nothing_of_the_maker(
     assert outcome.error == "HubError" and "no version or branch 'v9.9.9'" in outcome.message
 
 
+@pytest.mark.slow
 def test_a_data_set_of_records_is_published_too(hub: TestHub, runs: dict[str, RunFolder]) -> None:
     folder = str(runs["small"].record_files("B1_glaive")[0].parent)
     report = hub.run("publish_records", folder=folder, repo="org/records", version="1.0.0").get()
@@ -329,6 +334,7 @@ def test_a_data_set_of_records_is_published_too(hub: TestHub, runs: dict[str, Ru
     assert hub.run("load", repo="org/records", config="B1_glaive", revision="v1.0.0").get()["rows"] == 27
 
 
+@pytest.mark.slow
 def test_the_token_is_found_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A canary token, debug logs on, through a publish that works and through every kind of failure."""
     import servers.hub

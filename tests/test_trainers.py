@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from run_folders import make_run
 
-from eagle3_data.publishing.export import export
+from eagle3_data.publishing.exports import export
 from eagle3_data.publishing.vocabulary import draft_vocabulary
 from eagle3_data.run_folder import RunFolder
 

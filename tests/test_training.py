@@ -10,7 +10,7 @@ import pytest
 from run_folders import make_run
 
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.publishing.export import export
+from eagle3_data.publishing.exports import export
 from eagle3_data.publishing.training import to_training
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.schema import RECORD_FEATURES

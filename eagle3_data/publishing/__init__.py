@@ -1,7 +1,7 @@
 """From a finished run to a version on the Hub, and from a version to what trainers read."""
 
 from eagle3_data.publishing.card import render_card, template_path, write_card
-from eagle3_data.publishing.export import ExportReport, export
+from eagle3_data.publishing.exports import ExportReport, export
 from eagle3_data.publishing.hub import publish
 from eagle3_data.publishing.report import PublishReport
 from eagle3_data.publishing.training import to_training
@@ -9,9 +9,9 @@ from eagle3_data.publishing.versions import (
     RowVersion,
     fetch_recipe,
     history,
+    list_versions,
     load_version,
     missing_prompts,
-    versions,
 )
 from eagle3_data.publishing.vocabulary import (
     DraftVocabulary,
@@ -34,13 +34,13 @@ __all__ = [
     "export",
     "fetch_recipe",
     "history",
+    "list_versions",
     "load_version",
     "missing_prompts",
     "publish",
     "render_card",
     "template_path",
     "to_training",
-    "versions",
     "write_card",
     "write_vocabulary",
 ]

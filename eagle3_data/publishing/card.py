@@ -233,6 +233,14 @@ def lengths_markdown(run: RunFolder, counts: Mapping[str, Mapping[str, SplitFact
         values = read_json(run.lengths_path)
     except FileNotFoundError as error:
         raise DataError(f"{run.lengths_path}: missing; run `eagle3-data lengths {run.path}` first") from error
+    for name, splits in counts.items():
+        rows = sum(facts.rows for facts in splits.values())
+        measured = values.get("sources", {}).get(name, {}).get("rows", 0)
+        if measured != rows:
+            raise DataError(
+                f"{run.lengths_path}: measured on {measured:,} records of {name}, and there are {rows:,}; run "
+                f"`eagle3-data lengths {run.path}` again"
+            )
     return to_markdown(values)
 
 

@@ -53,7 +53,7 @@ class RowVersion:
         return f"v{self.version}: {self.split}, {shown} ({self.file}:{self.row})"
 
 
-def versions(repo: str, *, token: str | None = None) -> list[str]:
+def list_versions(repo: str, *, token: str | None = None) -> list[str]:
     """Return the versions of a data set, oldest first, without "v". Raises HubError."""
     return Repository(repo, token).versions()
 
