@@ -97,6 +97,10 @@ def test_a_pilot_chooses_the_cap_for_auto():
     choice = choose_cap(final, 0.01)
     assert choice.reason == "measured" and choice.cap % 64 == 0
     assert choice.smallest.low < 1500 * np.exp(2.326) < choice.smallest.high and choice.smallest.value < choice.cap
+    assert choice.sentence("a").startswith(f"a: a cap of {choice.cap:,} cuts at most 1 % with 95 % confidence")
     first = choose_cap(LengthCounts.from_arrays(np.minimum(lengths, 4096), lengths > 4096), 0.01)
     assert first.cap is None and first.reason == "beyond_caps"
+    assert "pilot under a higher one" in first.sentence("a")
+    few = choose_cap(LengthCounts.from_arrays(lengths[:200]), 0.01)
+    assert few.to_dict()["reason"] == "too_few_rows" and "pilot at least 299" in few.sentence("a")
     assert choose_cap(final, 0.2).cap < choice.cap

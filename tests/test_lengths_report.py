@@ -100,6 +100,19 @@ def test_whole_is_a_mixture_by_rows_and_says_what_it_is_by_tokens(report):
         measure_lengths(dataset(columns("a", 3, 100, 999)), weights={"c": 1})
 
 
+def test_rows_of_one_dialogue_and_sources_without_answers_are_remarked(tmp_path):
+    data = dataset(columns("B8_sweagent", 300, 900, 10**6))
+    found = measure_lengths(data, manifest={"extent": {"sources": {"B8_sweagent": {"turns": "prefix"}}}})
+    assert "the true uncertainty is larger" in found.to_dict()["remarks"][0]
+    run = make_run(tmp_path / "run", 40, 40)
+    prompt = pa.table({"sample_id": ["x"] * 60})
+    write_parquet(run.prompts_path("B5_openthoughts"), [prompt], prompt.schema)
+    half = measure_lengths(run).to_dict()
+    median = half["whole"]["lengths"]["completion"]["quantiles"]["p50"]
+    assert median["value"] is None and median["high"] is None, "60 of 100 rows may be of any length"
+    assert half["weights"] == {"B1_glaive": 0.4, "B5_openthoughts": 0.6}
+
+
 def test_short_because_the_task_is_short():
     found = measure_lengths(dataset(columns("B1_glaive", 3000, 471, 10_240)))
     advice = found.to_dict()["sources"]["B1_glaive"]["advice"]
@@ -370,11 +383,12 @@ def test_no_answers_yet_is_said_and_not_a_crash(tmp_path):
     assert found.to_dict()["sources"]["B1_glaive"]["lengths"]["completion"]["mean"]["value"] is None
 
 
-def test_figures_are_written_whole_and_the_same_each_time(report, tmp_path):
+def test_figures_are_written_whole_and_the_same_each_time(tmp_path):
     pytest.importorskip("matplotlib")
     from eagle3_data.lengths.figures import write_figures
 
-    first, second = (write_figures(report, tmp_path / folder) for folder in "ab")
+    small = measure_lengths(dataset(columns("B4_mixturethoughts", 300, 3000, 4096)))
+    first, second = (write_figures(small, tmp_path / folder) for folder in "ab")
     assert [path.name for path in first][:4] == [
         "completion_histogram.png",
         "prompt_histogram.png",

@@ -68,6 +68,18 @@ def test_kaplan_meier_agrees_with_scipy_under_mixed_caps():
     np.testing.assert_allclose(ours[inner], error[inner], rtol=1e-9)
 
 
+def test_kaplan_meier_agrees_with_lifelines():
+    lifelines = pytest.importorskip(
+        "lifelines", reason="lifelines is not installed; scipy's estimate is compared above"
+    )
+    caps = np.random.default_rng(1).choice([512, 1024, 4096], 3000)
+    lengths, cut = sample(3000, caps)
+    theirs = lifelines.KaplanMeierFitter().fit(lengths, ~cut)
+    at = np.unique(lengths)
+    ours = SourceCurve(LengthCounts.from_arrays(lengths, cut)).survival(at)
+    np.testing.assert_allclose(ours, theirs.survival_function_at_times(at).to_numpy(), rtol=1e-12)
+
+
 def test_band_is_clopper_pearson_below_the_only_cap_and_wide_after_it():
     lengths, cut = sample(200, 2048, median=1500)
     curve = SourceCurve(LengthCounts.from_arrays(lengths, cut))

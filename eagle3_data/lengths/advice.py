@@ -52,6 +52,16 @@ class CapChoice:
     rows_needed: int
     reason: str
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the choice as JSON values."""
+        return {**asdict(self), "smallest": self.smallest.to_dict()}
+
+    def sentence(self, source: str) -> str:
+        """Return the choice in plain words."""
+        from eagle3_data.lengths.advice_words import choice_sentence
+
+        return choice_sentence(source, self)
+
 
 def choose_cap(
     lengths: LengthCounts | Curve,

@@ -3,11 +3,11 @@
 Goes in: the dictionary of an `Advice`, or of a whole report. Comes out: sentences.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle3_data.lengths import wording
-from eagle3_data.lengths.advice import dominated_by_rows
+from eagle3_data.lengths.advice import CapChoice, dominated_by_rows
 from eagle3_data.lengths.intervals import rows_for_cap
 
 Values = Mapping[str, Any]
@@ -83,6 +83,25 @@ def _cap(advice: Values) -> str:
     )
 
 
+def choice_sentence(source: str, choice: CapChoice) -> str:
+    """Return what a pilot's sample says of a source's cap."""
+    target, sure = wording.percent(choice.target), wording.percent(choice.confidence)
+    if choice.cap is not None:
+        return (
+            f"{source}: a cap of {wording.tokens(choice.cap)} cuts at most {target} with {sure} confidence; the "
+            f"smallest that does is estimated at {wording.tokens_with_interval(choice.smallest.to_dict())}, from "
+            f"{wording.tokens(choice.rows)} rows."
+        )
+    if choice.reason == "too_few_rows":
+        return (
+            f"{source}: {wording.tokens(choice.rows)} rows cannot show that any cap cuts at most {target}; pilot at "
+            f"least {wording.tokens(choice.rows_needed)}."
+        )
+    return (
+        f"{source}: more than {target} of the pilot's rows may be longer than its own cap; pilot under a higher one."
+    )
+
+
 def _better_rows(advice: Values) -> int:
     return rows_for_cap(advice["target"], advice["confidence"], allowed=5)
 
@@ -146,8 +165,13 @@ def _context(advice: Values) -> list[str]:
     return words
 
 
-def report_sentences(values: Values) -> list[str]:
-    """Return what concerns the whole: rows that are missing, and sources that fill the mixture by rows only."""
+def report_sentences(values: Values, clustered: Sequence[str] = ()) -> list[str]:
+    """Return what concerns the whole: rows that are missing, sources that fill the mixture by rows only.
+
+    Args:
+        values: of the report.
+        clustered: sources of which one dialogue gives several rows.
+    """
     words = []
     missing = values["whole"]["unfinished"]
     unanswered = missing["waiting"] + missing["timed_out"] + missing["failed"]
@@ -162,5 +186,10 @@ def report_sentences(values: Values) -> list[str]:
         words.append(
             f"{name} is {wording.share(section['row_share'])} of the rows but {wording.share(section['token_share'])} "
             "of the tokens: a mixture by rows is not a mixture by tokens, and its short answers dominate the former."
+        )
+    if clustered:
+        words.append(
+            f"{', '.join(clustered)}: several rows come from one dialogue and are alike, while intervals take rows as "
+            "independent, so the true uncertainty is larger."
         )
     return words

@@ -19,8 +19,8 @@ Flags = NDArray[np.bool_]
 QUANTILES: Final = (0.01, 0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 0.999)
 THRESHOLDS: Final = (100, 250, 500, 1000, 2000, 4000, 8000)
 CUTOFFS: Final = (2048, 4096, 8192, 16384, 32768)
-# Longer than any context window there is. Count tables are indexed by length, so a stray 2**60 must not reach them.
-LONGEST: Final = 1 << 27
+# Longer than any context window there is. Count tables are indexed by length, so a damaged row must not reach them.
+LONGEST: Final = 1 << 24
 
 
 @dataclass(frozen=True)

@@ -103,10 +103,13 @@ def _panels(count: int, height: float) -> "tuple[Figure, list[Axes]]":
 
 
 def _log_axis(axes: "Axes", shortest: float, longest: float) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    low, high = max(shortest, 1), max(longest, 10) * 1.6
     axes.set_xscale("log")
-    axes.set_xlim(max(shortest, 1), max(longest, 10) * 1.6)
+    axes.set_xlim(low, high)
+    if high / low < 200:  # too few powers of ten to read lengths by
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
 

@@ -162,7 +162,9 @@ def _build(
         "sources": sections,
         "whole": whole,
     }
-    values["remarks"] = report_sentences(values)
+    stated = manifest.get("extent", {}).get("sources", {})
+    clustered = [name for name in sections if (stated.get(name) or {}).get("turns") == "prefix"]
+    values["remarks"] = report_sentences(values, clustered)
     return LengthReport(values, counts, curves, tails)
 
 
