@@ -43,7 +43,7 @@ def main(given: list[str] | None = None) -> int:
             run.journal_path,
             concurrency=16,
             request_timeout=arguments.timeout,
-            retries=RetryPolicy(attempts=8, first_wait=0.02, longest_wait=0.2),
+            retries=RetryPolicy(attempts=20, first_wait=0.02, longest_wait=0.2),
             shard=(shard, shards),
         ) as step:
             result = run_generation(rows, step)
