@@ -67,9 +67,9 @@ def _print(value: Any, text: Callable[[], str], options: argparse.Namespace) -> 
 
 # -- commands
 def _sources(options: argparse.Namespace) -> int:
-    from eagle3_data import sources
+    from eagle3_data.pipeline import listing
 
-    _print(sources.describe_sources(), sources.sources_text, options)
+    _print(listing.describe_sources(), listing.sources_text, options)
     return 0
 
 
@@ -114,25 +114,39 @@ def _extend(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from eagle3_data.generation import check
+    from eagle3_data import pipeline
 
-    report = check.check(options.dataset)
+    report = pipeline.check(options.dataset)
     _print(report.to_dict(), report.to_text, options)
     return 0 if report.ok else 1
 
 
 def _lengths(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
+    from eagle3_data.lengths import compare_lengths
+    from eagle3_data.lengths.page import write_page
+    from eagle3_data.run_folder import write_json
 
-    result = pipeline.lengths(options.dataset, options.other, json_file=options.json_file, html_file=options.html)
-    print(result)
+    report = pipeline.measure(options.dataset)
+    result: Any = report
+    if options.other:
+        names = (options.dataset, options.other)
+        result = compare_lengths(report, pipeline.measure(options.other), names)
+    if options.html:
+        write_page(report, Path(options.html), f"Lengths of {options.dataset}")
+    if options.json_file == "-":
+        print(json.dumps(result.to_dict(), ensure_ascii=False, indent=2))
+        return 0
+    if options.json_file:
+        write_json(Path(options.json_file), result.to_dict())
+    print(result.to_text())
     return 0
 
 
 def _vocab(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
-    print(pipeline.vocabulary(options.dataset, size=options.size, output=options.output))
+    print(pipeline.vocabulary(options.dataset, size=options.size, output=options.output).to_text())
     return 0
 
 
@@ -163,15 +177,10 @@ def _publish(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
-    print(
-        pipeline.export(
-            options.dataset,
-            to=options.to,
-            output=options.output,
-            max_length=options.max_length,
-            overflow=options.overflow,
-        )
+    report = pipeline.export(
+        options.dataset, to=options.to, output=options.output, max_length=options.max_length, overflow=options.overflow
     )
+    print(report.to_text())
     return 0
 
 

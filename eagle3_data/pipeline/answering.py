@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from eagle3_data.errors import IdentityError, RunLocked, UsageError
 from eagle3_data.generation import Extend, Generator
 from eagle3_data.generation.embedded import EmbeddedEngine, locate_model
@@ -24,7 +22,7 @@ from eagle3_data.generation.server_check import ServerInfo, check_server
 from eagle3_data.generation.writing import SourceCounts, write_records
 from eagle3_data.pipeline.opening import Run, guard_identity
 from eagle3_data.pipeline.preparing import prepare_locked
-from eagle3_data.pipeline.showing import render
+from eagle3_data.pipeline.showing import show_table
 from eagle3_data.progress import shown
 from eagle3_data.recipe import AUTO, Recipe, parse_recipe
 from eagle3_data.run_folder import RunFolder
@@ -68,24 +66,20 @@ class Generated:
 
     def to_text(self) -> str:
         """Return the table of records, failed, skipped and truncated rows."""
-        table = Table(title="Records", title_justify="left")
-        table.add_column("source", no_wrap=True)
-        for column in ("records", "failed", "skipped", "missing", "truncated", "prompt tokens", "completion tokens"):
-            table.add_column(column, justify="right")
-        for name, counts in self.counts.items():
-            numbers = [counts.records, counts.failed, counts.skipped, counts.missing, counts.truncated]
-            table.add_row(name, *(f"{n:,}" for n in [*numbers, counts.prompt_tokens, counts.completion_tokens]))
+        rows: list[list[str | int]] = [
+            [name, c.records, c.failed, c.skipped, c.missing, c.truncated, c.prompt_tokens, c.completion_tokens]
+            for name, c in self.counts.items()
+        ]
         notes = []
         if self.tokens:
             rate = self.tokens / max(self.seconds, 1e-9)
             notes.append(f"{self.tokens:,} completion tokens in {self.seconds:,.1f} s ({rate:,.0f} tokens/s)")
         if self.failed:
-            notes.append(
-                f"{self.failed:,} rows failed: see {self.folder / 'failures.parquet'}; run again to retry them"
-            )
+            notes.append(f"{self.failed:,} rows failed, see {self.folder / 'failures.parquet'}; run again to retry")
         if self.interrupted:
             notes.append("interrupted: run the same command again to go on where it stopped")
-        return render(table, *notes, f"records: {self.folder / 'records'}")
+        columns = ["source", "records", "failed", "skipped", "missing", "truncated", "prompt tokens", "output tokens"]
+        return show_table("Records", columns, rows, *notes, f"records: {self.folder / 'records'}")
 
 
 def load_target(recipe: Recipe) -> Target:
@@ -196,9 +190,10 @@ def _work(
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         urls = _urls(recipe, stack)
-        facts = asyncio.run(_check_servers(list(urls), target, _api_key(recipe)))
+        facts = check_servers(recipe, target, list(urls))
         with _manifest(folder, alone=shard is None) as manifest:
-            manifest["identity"] = identity
+            served = {"model_path": facts.model_path, "weight_version": facts.weight_version}
+            manifest["identity"] = {**identity, "weights": served}
             manifest["profile"] = _plain(asdict(target.profile))
             manifest["engine"] = _engine(recipe, facts)
             for name, cap in caps.items():
@@ -238,9 +233,10 @@ def _work(
 def _write(run: Run, target: Target, step: Generator | None) -> Mapping[str, SourceCounts]:
     recipe, folder = run.recipe, run.folder
     manifest = folder.read_manifest()
-    made = {key: manifest.get(key) for key in ("name", "identity", "engine", "recipe", "versions")}
+    made = {key: manifest.get(key) for key in ("name", "engine", "recipe", "versions")}
     # where a server keeps its weights says nothing about the data, and would make equal records differ
-    made["identity"] = {**made["identity"], "weights": {**made["identity"].get("weights", {}), "model_path": None}}
+    weights = {"weight_version": manifest["identity"].get("weights", {}).get("weight_version", "")}
+    made["identity"] = {**manifest["identity"], "weights": weights}
     counts = write_records(
         {spec.name: folder.prompts_path(spec.name) for spec in recipe.sources},
         folder,
@@ -326,10 +322,17 @@ def _urls(recipe: Recipe, stack: contextlib.ExitStack) -> Sequence[str] | dict[s
     return list(engine.urls)
 
 
-async def _check_servers(urls: Sequence[str], target: Target, api_key: str | None) -> ServerInfo:
-    """Check every server; the first one's facts stand for all, since servers that differ are refused later."""
-    facts = [await check_server(url, target, api_key) for url in urls]
-    return facts[0]
+def check_servers(recipe: Recipe, target: Target, urls: Sequence[str] = ()) -> ServerInfo:
+    """Check every server of a recipe (or `urls`); the first one's facts stand for all, since others are refused later.
+
+    Raises:
+        EngineUnavailable, WrongModelError, EngineError: as `check_server`.
+    """
+
+    async def check() -> list[ServerInfo]:
+        return [await check_server(url, target, _api_key(recipe)) for url in urls or recipe.engine.urls]
+
+    return asyncio.run(check())[0]
 
 
 def _engine(recipe: Recipe, facts: ServerInfo) -> dict[str, Any]:

@@ -1,14 +1,19 @@
 """The last stages: what a run's records say of lengths, and the card of its data set.
 
-Goes in: a run folder (or any records). Comes out: `lengths.json`, `lengths.html`, figures where matplotlib is there, and
-the card, README.md.
+Goes in: a run folder (or any records). Comes out: `lengths.json`, `lengths.html`, figures where matplotlib is there,
+and the card, README.md.
 """
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 
 from eagle3_data.errors import DataError, UsageError
+from eagle3_data.generation.check import CheckReport
+from eagle3_data.generation.check import check as check_records
 from eagle3_data.lengths import LengthReport, measure_lengths
+from eagle3_data.lengths.figures import write_figures
+from eagle3_data.lengths.page import write_page
 from eagle3_data.pipeline.answering import load_target, merge
 from eagle3_data.publishing import write_card
 from eagle3_data.recipe import parse_recipe
@@ -25,6 +30,15 @@ def run_folder_of(dataset: str | Path) -> RunFolder | None:
     return folder
 
 
+def check(dataset: str | Path) -> CheckReport:
+    """Verify every invariant of the records of a run folder (its shards merged), Parquet files or a Hub data set.
+
+    Raises:
+        UsageError: there is no such data set, or it holds no records.
+    """
+    return check_records(run_folder_of(dataset) or str(dataset))
+
+
 def measure(dataset: str | Path) -> LengthReport:
     """Measure the lengths of a run folder, Parquet files or a Hub data set; a run folder keeps them.
 
@@ -33,19 +47,17 @@ def measure(dataset: str | Path) -> LengthReport:
         DataError: no records, or rows that are none.
     """
     folder = run_folder_of(dataset)
-    if folder is None:
-        return measure_lengths(str(dataset))
-    report = measure_lengths(folder)
+    return measure_lengths(str(dataset)) if folder is None else describe(folder)
+
+
+def describe(folder: RunFolder, truncation_target: Mapping[str, float] | None = None) -> LengthReport:
+    """Measure a run and write its numbers, its page and, where matplotlib is installed, its figures."""
+    report = measure_lengths(folder, truncation_target=truncation_target)
     report.write(folder.lengths_path)
-    draw(report, folder)
-    return report
-
-
-def draw(report: LengthReport, folder: RunFolder) -> None:
-    """Write the page of a report and, where matplotlib is installed, its figures."""
-    report.write_html(folder.page_path)
+    write_page(report, folder.page_path, f"Lengths of {folder.path.name}")
     if importlib.util.find_spec("matplotlib") is not None:
-        report.write_figures(folder.figures_path)
+        write_figures(report, folder.figures_path)
+    return report
 
 
 def card(run: Path, *, template: str | None = None) -> Path:
@@ -60,7 +72,7 @@ def card(run: Path, *, template: str | None = None) -> Path:
         raise UsageError(f"{run}: not a run folder (no manifest.json)")
     written = folder.lengths_path
     if not written.is_file() or written.stat().st_mtime < folder.manifest_path.stat().st_mtime:
-        measure(folder.path)
+        describe(folder)
     return write_card(folder, Path(template) if template else None, target=target_of(folder))
 
 

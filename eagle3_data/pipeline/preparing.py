@@ -12,11 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset
-from rich.table import Table
 
 from eagle3_data import __version__, sources
 from eagle3_data.pipeline.opening import Run, guard_identity
-from eagle3_data.pipeline.showing import render
+from eagle3_data.pipeline.showing import show_table
 from eagle3_data.recipe import Recipe, SourceSpec
 from eagle3_data.run_folder import ROWS_PER_GROUP, write_json, write_parquet
 from eagle3_data.schema import PROMPT_FEATURES, arrow_schema
@@ -40,15 +39,12 @@ class Prepared:
 
     def to_text(self) -> str:
         """Return the table of rows read, kept, rejected and drawn, with the reasons below it."""
-        table = Table(title="Prompts", title_justify="left")
-        table.add_column("source", no_wrap=True)
-        for column in ("rows read", "kept", "rejected", "duplicates", "prompts", "drawn"):
-            table.add_column(column, justify="right")
+        rows: list[list[str | int]] = []
         notes: list[str] = []
         for name, report in self.reports.items():
             rejected: Mapping[str, int] = report["rejected"]
-            numbers = [report["read"], report["kept"], sum(rejected.values()), report["duplicates"]]
-            table.add_row(name, *(f"{n:,}" for n in [*numbers, report["prompts"], report["drawn"]]))
+            counts = [report["read"], report["kept"], sum(rejected.values()), report["duplicates"]]
+            rows.append([name, *counts, report["prompts"], report["drawn"]])
             notes += [
                 f"{name}: {count:,} rejected, {reason}: {sources.REASONS.get(reason, '')}"
                 for reason, count in sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
@@ -56,7 +52,8 @@ class Prepared:
             requested = report["requested"]
             if requested is not None and report["drawn"] < requested:
                 notes.append(f"{name}: {requested:,} prompts were asked for, there are only {report['drawn']:,}")
-        return render(table, *notes, f"prompts: {self.folder / 'prompts'}")
+        columns = ["source", "rows read", "kept", "rejected", "duplicates", "prompts", "drawn"]
+        return show_table("Prompts", columns, rows, *notes, f"prompts: {self.folder / 'prompts'}")
 
 
 def prepare(run: Run, *, again: bool = True) -> Prepared:

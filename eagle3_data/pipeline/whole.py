@@ -11,7 +11,7 @@ from eagle3_data.errors import UsageError
 from eagle3_data.generation.check import CheckReport, check
 from eagle3_data.lengths import LengthReport
 from eagle3_data.pipeline.answering import Generated, generate_locked
-from eagle3_data.pipeline.describing import draw, measure_lengths, target_of
+from eagle3_data.pipeline.describing import describe, target_of
 from eagle3_data.pipeline.opening import Run
 from eagle3_data.pipeline.preparing import Prepared, prepare_locked
 from eagle3_data.publishing import PublishReport, publish, write_card
@@ -82,9 +82,7 @@ def run(run: Run) -> Finished:
         if generated.interrupted or not any(counts.records for counts in generated.counts.values()):
             return Finished(prepared, generated)
         checked = check(folder)
-        lengths = measure_lengths(folder)
-        lengths.write(folder.lengths_path)
-        draw(lengths, folder)
+        lengths = describe(folder)
         target = target_of(folder)
         card = write_card(folder, target=target)
         manifest = folder.read_manifest()
