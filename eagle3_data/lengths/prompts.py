@@ -6,18 +6,20 @@ Goes in: token counts of rendered prompts, the characters they came from, a cap 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from eagle3_data.errors import DataError
-from eagle3_data.generation.budget import ContextLimits
 from eagle3_data.lengths import wording
 from eagle3_data.lengths.distribution import Ints, LengthCounts, checked_lengths
 from eagle3_data.lengths.intervals import CONFIDENCE, rounded, share_interval
 from eagle3_data.lengths.reading import Sums
 from eagle3_data.lengths.summary import distribution, ratio_interval
+
+if TYPE_CHECKING:  # only a type: to measure lengths no client of an engine is needed
+    from eagle3_data.generation.budget import ContextLimits
 
 CHARACTERS_PER_TOKEN: Final = 3.5  # the guess that first figures of such data sets were made with
 
@@ -51,7 +53,7 @@ def prompt_report(
     *,
     prompts: int | None = None,
     cap: int | None = None,
-    limits: ContextLimits | None = None,
+    limits: "ContextLimits | None" = None,
     confidence: float = CONFIDENCE,
 ) -> PromptReport:
     """Report the prompt lengths of a source.
@@ -110,7 +112,7 @@ def _guess(tokens: Ints, characters: Ints, confidence: float) -> dict[str, Any]:
 
 
 def _budgets(
-    tokens: Ints, prompts: int, cap: int | None, limits: ContextLimits | None, confidence: float
+    tokens: Ints, prompts: int, cap: int | None, limits: "ContextLimits | None", confidence: float
 ) -> dict[str, Any] | None:
     if limits is None or cap is None or not len(tokens):
         return None
