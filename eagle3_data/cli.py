@@ -187,7 +187,16 @@ def _export(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from eagle3_data.generation import embedded
 
-    embedded.serve(options.model, host=options.host, port=options.port, deterministic=options.deterministic)
+    embedded.serve(
+        options.model,
+        host=options.host,
+        port=options.port,
+        deterministic=options.deterministic,
+        slots=options.slots,
+        context=options.context,
+        api_key=os.environ.get(options.api_key_env, "") if options.api_key_env else "",
+        on_ready=lambda url: print(f"{url} answers /generate; Ctrl-C stops it", flush=True),
+    )
     return 0
 
 
@@ -308,6 +317,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("model", nargs="?", default="smollm2-135m", metavar="MODEL.gguf")
     sub.add_argument("--host", default="127.0.0.1")
     sub.add_argument("--port", type=int, default=30000)
+    sub.add_argument("--slots", type=_positive, help="requests generated at once (default: 8)")
+    sub.add_argument("--context", type=_positive, help="tokens a request may hold (default: 8192 at most)")
+    sub.add_argument("--api-key-env", metavar="NAME", help="variable that holds the key requests must bring")
     sub.add_argument("--deterministic", action="store_true", help="one slot, no prompt cache: answers repeat exactly")
     add("run", _run_all, "prepare, generate, check, lengths, card; publish when the recipe says so", recipe=True)
     return parser

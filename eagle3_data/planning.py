@@ -17,7 +17,7 @@ from eagle3_data.errors import EngineUnavailable, UsageError
 from eagle3_data.generation import ContextLimits
 from eagle3_data.generation.server_check import ServerInfo
 from eagle3_data.lengths import LengthReport, PromptReport, count_characters, prompt_report, worth_of_rows
-from eagle3_data.pipeline.answering import check_servers, generate_locked, load_target
+from eagle3_data.pipeline.answering import check_servers, generate_locked, load_target, tools_warnings
 from eagle3_data.pipeline.describing import describe
 from eagle3_data.pipeline.opening import Run
 from eagle3_data.pipeline.preparing import Prepared, prepare_locked
@@ -118,23 +118,6 @@ def plan(run: Run) -> Plan:
     return Plan(
         prepared, target, reports, worth, example, server, no_server, _cost(run, reports), tools_warnings(run, target)
     )
-
-
-def tools_warnings(run: Run, target: Target) -> tuple[str, ...]:
-    """Return a line for every source whose tools the target's template would drop without a word."""
-    if target.profile.tools_format != "none":
-        return ()
-    warnings = []
-    for spec in run.recipe.sources:
-        rows = 0
-        for batch in pq.ParquetFile(run.folder.prompts_path(spec.name)).iter_batches(columns=["tools"]):
-            rows += int(np.count_nonzero(np.asarray(batch.column(0).to_pylist(), dtype=object) != "[]"))
-        if rows:
-            warnings.append(
-                f"{spec.name}: {rows:,} prompts declare tools, which the template of {target.model} does not show: "
-                "the target will not know of them (B1_glaive: set tools_in_system: true)"
-            )
-    return tuple(warnings)
 
 
 def _measured(path: Path, target: Target, most: int) -> tuple[Any, Any]:

@@ -10,20 +10,23 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from eagle3_data.errors import IdentityError, RunLocked, UsageError
 from eagle3_data.generation import Extend, Generator
 from eagle3_data.generation.embedded import EmbeddedEngine, locate_model
-from eagle3_data.generation.pool import GenerationResult, run_generation
+from eagle3_data.generation.pool import run_generation
 from eagle3_data.generation.server_check import ServerInfo, check_server
 from eagle3_data.generation.writing import SourceCounts, write_records
 from eagle3_data.pipeline.opening import Run, guard_identity
 from eagle3_data.pipeline.preparing import prepare_locked
 from eagle3_data.pipeline.showing import show_table
-from eagle3_data.progress import shown
+from eagle3_data.progress import Listener, shown
 from eagle3_data.recipe import AUTO, Recipe, parse_recipe
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.target import Target
@@ -41,7 +44,7 @@ class Generated:
     tokens: int = 0
     interrupted: bool = False
     shard: tuple[int, int] | None = None
-    progress: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def failed(self) -> int:
@@ -62,6 +65,7 @@ class Generated:
             "completion_tokens_this_time": self.tokens,
             "interrupted": self.interrupted,
             "shard": list(self.shard) if self.shard else None,
+            "warnings": list(self.warnings),
         }
 
     def to_text(self) -> str:
@@ -78,6 +82,7 @@ class Generated:
             notes.append(f"{self.failed:,} rows failed, see {self.folder / 'failures.parquet'}; run again to retry")
         if self.interrupted:
             notes.append("interrupted: run the same command again to go on where it stopped")
+        notes += [f"warning: {warning}" for warning in self.warnings]
         columns = ["source", "records", "failed", "skipped", "missing", "truncated", "prompt tokens", "output tokens"]
         return show_table("Records", columns, rows, *notes, f"records: {self.folder / 'records'}")
 
@@ -117,19 +122,28 @@ def generate(run: Run, *, shard: tuple[int, int] | None = None, ray_address: str
         RunLocked, DiskFull: this machine.
     """
     if ray_address is not None:
-        from eagle3_data.pipeline.sharing import generate_on_ray
+        from eagle3_data.pipeline.clustering import generate_on_ray
 
         return generate_on_ray(run, ray_address)
     if shard is None:
         with run.folder.lock():
             prepare_locked(run, again=False)
             return generate_locked(run)
+    return generate_shard(run, shard)
+
+
+def generate_shard(run: Run, shard: tuple[int, int], on_progress: Listener | None = None) -> Generated:
+    """Work on one shard; nothing but the journal is written.
+
+    Raises:
+        UsageError: there are no prompts yet.
+    """
     missing = [spec.name for spec in run.recipe.sources if not run.folder.prompts_path(spec.name).is_file()]
     if missing:
         raise UsageError(
             f"{run.folder.path}: no prompts of {', '.join(missing)} yet; run `eagle3-data prepare` before the shards"
         )
-    return _work(run, _caps(run), extend=_recipe_extend(run), shard=shard)
+    return _work(run, _caps(run), extend=_recipe_extend(run), shard=shard, on_progress=on_progress)
 
 
 def extend(run: Run, *, max_new_tokens: int) -> Generated:
@@ -165,8 +179,12 @@ def merge(folder: RunFolder) -> None:
     if not manifest or not journal or (written.is_file() and max(journal) <= written.stat().st_mtime):
         return
     with folder.lock():
-        recipe = parse_recipe(manifest["recipe"], str(folder.manifest_path))
-        _write(Run(recipe, folder), load_target(recipe), None)
+        merge_locked(Run(parse_recipe(manifest["recipe"], str(folder.manifest_path)), folder))
+
+
+def merge_locked(run: Run) -> Mapping[str, SourceCounts]:
+    """As `merge`, without asking whether there is anything to do, for a caller that holds the run's lock."""
+    return _write(run, load_target(run.recipe), None)
 
 
 # -- the work
@@ -177,6 +195,7 @@ def _work(
     extend: bool | Extend,
     shard: tuple[int, int] | None = None,
     only_truncated: bool = False,
+    on_progress: Listener | None = None,
 ) -> Generated:
     recipe, folder = run.recipe, run.folder
     target = load_target(recipe)
@@ -214,8 +233,8 @@ def _work(
             shard=shard or (0, 1),
             **options,
         )
-        with step, shown(run.progress) as on_progress:
-            result: GenerationResult = run_generation(prompts, step, on_progress, only_truncated=only_truncated)
+        with step, shown(run.progress) as bars:
+            result = run_generation(prompts, step, on_progress or bars, only_truncated=only_truncated)
             seconds = time.monotonic() - began
             with _manifest(folder, alone=shard is None) as manifest:
                 before = manifest.get("throughput", {})
@@ -227,7 +246,25 @@ def _work(
                 counts = {name: _counted(source) for name, source in result.progress.sources.items()}
             else:
                 counts = _write(run, target, step)
-    return Generated(folder.path, counts, seconds, result.progress.tokens, result.interrupted, shard)
+    warnings = tools_warnings(run, target)
+    return Generated(folder.path, counts, seconds, result.progress.tokens, result.interrupted, shard, warnings)
+
+
+def tools_warnings(run: Run, target: Target) -> tuple[str, ...]:
+    """Return a line for every source whose tools the target's template would drop without a word."""
+    if target.profile.tools_format != "none":
+        return ()
+    warnings = []
+    for spec in run.recipe.sources:
+        file = pq.ParquetFile(run.folder.prompts_path(spec.name))
+        tools = (batch.column(0) for batch in file.iter_batches(columns=["tools"]))
+        rows = sum(pc.sum(pc.not_equal(column, "[]")).as_py() or 0 for column in tools)
+        if rows:
+            warnings.append(
+                f"{spec.name}: {rows:,} prompts declare tools, which the template of {target.model} does not show: "
+                "the target does not know of them (B1_glaive: set tools_in_system: true)"
+            )
+    return tuple(warnings)
 
 
 def _write(run: Run, target: Target, step: Generator | None) -> Mapping[str, SourceCounts]:

@@ -13,11 +13,13 @@ _WIDE = 10_000
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | int]], *notes: str) -> str:
-    """Return a table (first column names, then numbers) and the lines below it as text."""
+    """Return a table and the lines below it as text; columns of numbers are set to the right."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    filled = list(rows)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    for row in rows:
+        numeric = any(not isinstance(row[number], str) for row in filled)
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
+    for row in filled:
         table.add_row(*(cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
     console = Console(width=_WIDE, highlight=False)
     with console.capture() as capture:
