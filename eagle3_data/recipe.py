@@ -455,7 +455,7 @@ class _Reader:
 
 def _options(source: str) -> dict[str, type]:
     """Return the options that a source has beside those of every source, with their types."""
-    names = {*sources.SOURCES[source].options, "repo"}
+    names = {*sources.SOURCES[source].options, "repo", "upstream"}
     config = builder(source).BUILDER_CONFIG_CLASS
     return {option.name: type(option.default) for option in fields(config) if option.name in names}
 
