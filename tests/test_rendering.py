@@ -58,16 +58,19 @@ def test_forged_control_text_stays_text(name: str, count: int) -> None:
     controls = made._codec.controls
     forge = (*controls.ids, "<|im_", "end|>", "</thi", "nk>")
     chats = Chats(2, forge)
+    longest_first = sorted(controls.ids, key=len, reverse=True)
     forged_rows = 0
     for _ in range(count):
         messages, tools = chats.chat()
         # The same chat with every control string spelled another way shows where the template's own tokens stand.
         meant, spelled = messages, {}
-        for number, control in enumerate(sorted(controls.ids, key=len, reverse=True)):
+        text = str(messages)
+        for number, control in enumerate(longest_first):
+            if control not in text:
+                continue
             stand_in = f"\ue000{chr(0xE100 + number)}\ue001"
-            if control in str(meant):
-                meant = replaced(meant, control, stand_in)
-                spelled[stand_in] = control
+            meant = replaced(meant, control, stand_in)
+            spelled[stand_in] = control
         forged_rows += bool(spelled)
         assert made.forged(messages, tools) >= bool(spelled)
         ids = np.asarray(made.render(messages, tools), dtype=np.int32)

@@ -72,7 +72,7 @@ class TokenProfile:
         """
         known = {field.name for field in dataclasses.fields(cls)}
         try:
-            return cls(**_checked({key: value for key, value in values.items() if key in known}))
+            return cls(**checked_fields({key: value for key, value in values.items() if key in known}))
         except TypeError as error:
             raise TargetError(f"token profile: {error}") from error
 
@@ -82,7 +82,7 @@ class TokenProfile:
         Raises:
             TargetError: an unknown field or a wrong type.
         """
-        return dataclasses.replace(self, **_checked(fields))
+        return dataclasses.replace(self, **checked_fields(fields))
 
 
 _LISTS: Final = ("end_of_turn_ids", "generation_prompt_ids", "tool_turn_ids", "template_only_ids")
@@ -90,7 +90,12 @@ _FLAGS: Final = ("keeps_reasoning_last", "keeps_reasoning_history")
 _TEXTS: Final = ("thinking_switch", "tools_format")
 
 
-def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
+def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of a TokenProfile with lists as tuples.
+
+    Raises:
+        TargetError: an unknown field or a wrong type.
+    """
     known = [field.name for field in dataclasses.fields(TokenProfile)]
     checked: dict[str, Any] = {}
     for key, value in fields.items():

@@ -25,7 +25,7 @@ from eagle3_data.target.loading import (
     resolved_revision,
 )
 from eagle3_data.target.probing import THINKING_SWITCHES, EndIds, Prober, build_profile
-from eagle3_data.target.profile import TokenProfile
+from eagle3_data.target.profile import TokenProfile, checked_fields
 from eagle3_data.target.rendering import Forge, Renderer
 from eagle3_data.target.segments import Segments, Splitter
 from eagle3_data.target.template import ChatTemplate
@@ -68,7 +68,7 @@ class Target:
         self.model = model
         self.revision = revision
         self._origin = dict(origin or {})
-        self._given = dict(profile or {})
+        self._given = checked_fields(profile or {})
         self._requested = thinking
         self._codec: Codec = make_codec(tokenizer)
         try:

@@ -148,7 +148,8 @@ class _Function:
             return self._object(schema, indent)
         if kind == "array":
             return self._array(schema, indent)
-        return "number" if kind == "integer" else str(kind)
+        name: str = "number" if kind == "integer" else kind
+        return name
 
     def _object(self, schema: Mapping[str, Any], indent: str) -> str:
         inner = indent + _INDENT
