@@ -97,9 +97,9 @@ def test_rows_of_which_nothing_is_expected_get_the_mean_of_their_source() -> Non
 
 def test_a_dialogue_counts_as_one_long_unit() -> None:
     made = queue("B8", [10, 30, 10, 30, 10], dialogue=[7, 8, 7, 8, 7])
-    made.learned.note(1, 1)
-    assert made.take() == ([1, 3], [30.0, 30.0])
-    assert made.take() == ([0, 2, 4], [10.0, 10.0, 10.0])
+    queues = Queues([made])
+    assert queues.take() == (made, [1, 3], [30.0, 30.0])
+    assert queues.take() == (made, [0, 2, 4], [10.0, 10.0, 10.0])
 
 
 def test_only_rendered_rows_are_ready() -> None:
@@ -111,12 +111,13 @@ def test_only_rendered_rows_are_ready() -> None:
         np.arange(4, dtype=np.uint64),
         np.zeros(4, np.int32),
     )
-    assert made.best() < 0 and not made.exhausted
+    queues = Queues([made])
+    assert queues.take() is None and not queues.exhausted
     made.open_to(2)
-    assert made.take()[0] == [1]
+    assert queues.take() == (made, [1], [2.0])
     made.open_to(4)
-    assert [made.take()[0] for _ in range(3)] == [[3], [2], [0]]
-    assert made.exhausted
+    assert [unit[1] for unit in iter(queues.take, None)] == [[3], [2], [0]]
+    assert queues.exhausted
 
 
 def test_shards_are_disjoint_whole_and_merge_by_themselves(tmp_path: Path) -> None:

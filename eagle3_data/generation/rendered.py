@@ -216,12 +216,13 @@ class RenderedPrompts:
                 keys = keys_of(names)
                 lines["hi"], lines["lo"] = keys[:, 0], keys[:, 1]
                 pieces: list[bytes] = []
-                for at, (name, ids) in enumerate(zip(names, self._ids_of(batch), strict=True)):
-                    data, label = ids.tobytes(), name.encode()
-                    lines[at]["start"], lines[at]["count"] = start, len(ids)
-                    lines[at]["crc"], lines[at]["name"] = zlib.crc32(data), len(label)
-                    start += len(data) + len(label)
-                    pieces += [data, label]
+                for name, ids in zip(names, self._ids_of(batch), strict=True):
+                    pieces += (ids.tobytes(), name.encode())
+                sizes = np.array([len(piece) for piece in pieces], np.uint64)
+                lines["start"] = start + np.cumsum(sizes)[1::2] - sizes[1::2] - sizes[0::2]
+                lines["count"], lines["name"] = sizes[0::2] // 4, sizes[1::2]
+                lines["crc"] = [zlib.crc32(piece) for piece in pieces[0::2]]
+                start += int(sizes.sum())
                 ids_file.write(b"".join(pieces))
                 ids_file.flush()
                 rows_file.write(lines.tobytes())

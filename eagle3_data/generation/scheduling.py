@@ -105,12 +105,8 @@ class SourceQueue:
             self._known = _joined(self._known, fresh[known], self._sums)
             self._unknown = _joined(self._unknown, fresh[~known], self._sums)
 
-    def best(self) -> float:
-        """Return the expected tokens of the longest ready unit, -1 when none is ready."""
-        best, _ = self._best()
-        return best
-
-    def _best(self) -> tuple[float, _Run | None]:
+    def best(self) -> tuple[float, _Run | None]:
+        """Return the expected tokens of the longest ready unit (-1 when none is ready), and where it stands first."""
         best, chosen = -1.0, None
         for runs, known in ((self._known, True), (self._unknown, False)):
             for run in runs:
@@ -122,10 +118,8 @@ class SourceQueue:
                     best, chosen = value, run
         return best, chosen
 
-    def take(self) -> tuple[list[int], list[float]]:
-        """Take the longest ready unit: its row numbers in the order of turns, and what is expected of each."""
-        _, run = self._best()
-        assert run is not None
+    def take(self, run: _Run) -> tuple[list[int], list[float]]:
+        """Take the first unit of `run`: its row numbers in the order of turns, and what is expected of each."""
         unit = int(run.units[run.taken])
         run.taken += 1
         if run.taken == len(run.units):
@@ -160,13 +154,12 @@ class Queues:
 
     def take(self) -> tuple[SourceQueue, list[int], list[float]] | None:
         """Take the unit that is expected to last longest over all sources; None when none is ready."""
-        best: SourceQueue | None = None
-        longest = -1.0
+        longest, best, chosen = -1.0, None, None
         for queue in self.all:
-            value = queue.best()
-            if value > longest:
-                best, longest = queue, value
-        return (best, *best.take()) if best else None
+            value, run = queue.best()
+            if run is not None and value > longest:
+                longest, best, chosen = value, queue, run
+        return (best, *best.take(chosen)) if best is not None and chosen is not None else None
 
     @property
     def exhausted(self) -> bool:
