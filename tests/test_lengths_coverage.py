@@ -1,7 +1,8 @@
 """Simulated lengths with known truth: do 95 % intervals and advised caps hold what they promise?
 
 Each line printed (`pytest -s -m slow`) is one statistic: how often its interval covered the truth in 1,000 samples,
-beside the exact coverage of the method where theory gives it (binomial sums, no simulation). Wilson's own is 92.0 % at n = 200, p = 0.005.
+beside the exact coverage of the method where theory gives it (binomial sums, no simulation): Wilson's own is 92.0 % at
+n = 200, p = 0.005.
 """
 
 import functools
@@ -14,6 +15,7 @@ from scipy import stats
 from eagle3_data.lengths import LengthCounts, choose_cap
 from eagle3_data.lengths.censoring import MixtureCurve, SourceCurve, quantile, share_above
 from eagle3_data.lengths.intervals import order_statistics, wilson_coverage
+from eagle3_data.lengths.tail import fit_tail
 
 REPETITIONS = 1000
 PROMISED = 0.93
@@ -116,8 +118,9 @@ def test_intervals_cover_the_truth(draw, censored, mixed, rows, truth_of):
             )
         covered = hits[name] / REPETITIONS
         print(
-            f"{draw.__name__:9} {censored:4.0%} {'mixed' if mixed else 'one':5} n={rows:<5} {name:10} truth {target:<10.6g} "
-            f"covered {covered:.3f}  exact {'–' if exact is None else f'{exact:.3f}'}  no upper bound {unbounded[name]}"
+            f"{draw.__name__:9} {censored:4.0%} {'mixed' if mixed else 'one':5} n={rows:<5} {name:10} "
+            f"truth {target:<10.6g} covered {covered:.3f}  exact {'–' if exact is None else f'{exact:.3f}'}  "
+            f"no upper bound {unbounded[name]}"
         )
         # 1,000 repetitions: three standard errors of simulation below the method's own exact coverage.
         allowed = (
@@ -180,3 +183,21 @@ def test_mixture_intervals_cover_the_truth(truth_of):
             hits[limit] += found.low <= true <= found.high
     print({limit: count / REPETITIONS for limit, count in hits.items()})
     assert min(hits.values()) >= PROMISED * REPETITIONS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("draw", "censored"), [(lognormal, 0.05), (mixture, 0.05), (heavy, 0.2)])
+def test_forecasts_beyond_the_caps_hold_or_are_not_trusted(draw, censored, truth_of):
+    truth, random = truth_of(draw), np.random.default_rng(5)
+    cap, wanted = truth.quantile(1 - censored), truth.quantile(0.99)
+    covered = trusted = misled = 0
+    for _ in range(60):
+        lengths = draw(random, 2000)
+        counts = LengthCounts.from_arrays(np.minimum(lengths, cap), lengths > cap)
+        tail = fit_tail(counts, SourceCurve(counts))
+        value, low, high = tail.cap(0.01)
+        covered += low <= wanted <= high
+        trusted += value <= tail.trusted_until
+        misled += value <= tail.trusted_until and not low <= wanted <= high
+    print(f"{draw.__name__:9} cut {censored:.0%}: p99 within the limits in {covered} of 60, trusted in {trusted}")
+    assert covered >= 51 and misled <= 4

@@ -147,7 +147,9 @@ def test_thirty_five_per_cent_cut_is_not_reported_as_none():
     assert (share["low"], share["high"]) == pytest.approx((0.2872, 0.4184), abs=5e-4)
     advice = found["advice"]
     assert (advice["verdict"], advice["cause"], advice["advised"]["cap"]) == ("too_small", "cap", None)
-    assert advice["next_try"] == 4096 and advice["cost"]["extend"]["rows"] == 70
+    extend = advice["cost"]["extend"]
+    assert advice["next_try"] == 4096 and extend["rows"] == 70
+    assert not extend["at_most"] and extend["completion_tokens"] < 70 * 2048, "the tail model says how far they go on"
     assert found["lengths"]["completion"]["quantiles"]["p99"]["value"] is None
     assert "35.0 % (28.7–41.8 %) are longer than the cap of 2,048" in advice["words"][0]
 
@@ -371,6 +373,9 @@ def test_terminal_view_is_compact_and_complete(report):
     assert max(map(len, text.splitlines())) <= 100 and len(text.splitlines()) < 90
     for name in ("B1_glaive", "whole", "Reasoning tokens", ">4,096", "median", "4,000"):
         assert name in text
+    plain = measure_lengths(dataset({**columns("a", 30, 90, 100), "reasoning_tokens": [0] * 30}))
+    assert "Reasoning" not in plain.to_text() and "No row holds reasoning" in plain.to_text()
+    assert plain.to_dict()["sources"]["a"]["advice"]["cost"]["extend"]["at_most"], "too few rows for a tail model"
     assert "p99.9" in report.to_text(120, full=True) and "p99.9" not in text
 
 

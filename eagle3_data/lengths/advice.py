@@ -297,11 +297,16 @@ def _cost(
     def hours(tokens: float | None) -> float | int | None:
         return rounded(tokens / tokens_per_second / 3600, 6) if tokens is not None and tokens_per_second else None
 
+    def bounded(budget: int) -> bool:
+        """Whether rows beyond the caps could only be counted as going on to the budget."""
+        until = curve.known_until()
+        return tail is None and until is not None and budget > until
+
     def fresh(budget: int | None) -> dict[str, Any] | None:
         if budget is None or not curve.rows:
             return None
         tokens = round(rows * expected_tokens(curve, tail, budget))
-        return {"cap": budget, "completion_tokens": tokens, "hours": hours(tokens)}
+        return {"cap": budget, "completion_tokens": tokens, "hours": hours(tokens), "at_most": bounded(budget)}
 
     cost: dict[str, Any] = {"rows": rows, "present": fresh(cap), "advised": fresh(aim), "extend": None}
     longer = completion.values < (aim or 0)
@@ -320,6 +325,7 @@ def _cost(
             "completion_tokens_at_most": int((cut * (aim - completion.values)).sum()),
             "prefill_tokens": round(float((cut * (completion.values + prompt.mean)).sum())),
             "hours": hours(expected),
+            "at_most": bounded(aim),
         }
     return cost
 

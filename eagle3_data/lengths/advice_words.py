@@ -129,21 +129,22 @@ def _cost(advice: Values) -> list[str]:
     words = []
     if advised and present and advice["verdict"] != "enough":
         words.append(
-            f"A fresh run of {wording.tokens(cost['rows'])} rows costs about {_tokens(advised)} at "
+            f"A fresh run of {wording.tokens(cost['rows'])} rows costs {_tokens(advised)} at "
             f"{wording.tokens(advised['cap'])}, against {_tokens(present)} at {wording.tokens(present['cap'])}."
         )
     if extend and advice["verdict"] != "enough":
+        most = "" if extend["at_most"] else f"at most {wording.tokens(extend['completion_tokens_at_most'])}, "
         words.append(
-            f"Extending the {wording.tokens(extend['rows'])} cut rows to {wording.tokens(extend['cap'])} costs about "
-            f"{_tokens(extend)} instead (at most {wording.tokens(extend['completion_tokens_at_most'])}, beside "
-            f"{wording.tokens(extend['prefill_tokens'])} tokens of prefill)."
+            f"Extending the {wording.tokens(extend['rows'])} cut rows to {wording.tokens(extend['cap'])} costs "
+            f"{_tokens(extend)} instead ({most}beside {wording.tokens(extend['prefill_tokens'])} tokens of prefill)."
         )
     return words
 
 
 def _tokens(cost: Values) -> str:
     time = f" ({wording.hours(cost['hours'])} at the measured throughput)" if cost["hours"] is not None else ""
-    return f"{wording.tokens(cost['completion_tokens'])} completion tokens{time}"
+    about = "at most" if cost["at_most"] else "about"
+    return f"{about} {wording.tokens(cost['completion_tokens'])} completion tokens{time}"
 
 
 def _context(advice: Values) -> list[str]:

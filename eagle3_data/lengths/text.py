@@ -78,14 +78,19 @@ def compact_tables(values: Mapping[str, Any], width: int = 120) -> list[Table]:
             truncation,
         )
     ]
-    for measure, title in MEASURE_TITLES.items():
+    thinks = bool(values["whole"]["tokens"]["reasoning"])
+    measures = [name for name in MEASURE_TITLES if thinks or name in ("prompt", "completion")]
+    for measure in measures:
+        title = MEASURE_TITLES[measure]
         rows = [[name, *_cells(section["lengths"][measure])] for name, section in shown.items()]
         names = ["mean", "sd", "min", *("median" if q == "p50" else q for q in _SHOWN), "max"]
-        tables.append(Table(measure, title, "source", names, rows))
+        note = "" if thinks or measure == "prompt" else "No row holds reasoning, so the answer is the completion."
+        tables.append(Table(measure, title, "source", names, rows, note))
     limits = list(values["whole"]["lengths"]["completion"]["under"])
     under = [
         [f"{name} {measure}", *(_under(section["lengths"][measure]["under"][limit]) for limit in limits)]
-        for measure in ("prompt", "completion", "reasoning")
+        for measure in measures
+        if measure != "answer"
         for name, section in shown.items()
     ]
     tables.append(Table("under", "Shares of rows under", "", [wording.tokens(int(x)) for x in limits], under))
