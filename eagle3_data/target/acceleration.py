@@ -11,7 +11,8 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -55,6 +56,14 @@ def _without_offsets(step: Any) -> Any:
     return [_without_offsets(value) for value in step] if isinstance(step, list) else step
 
 
+# SHA-256 of tiktoken vocabulary files, and of the splitting pattern that goes with them.
+PROVEN_TIKTOKEN: Final[dict[str, str]] = {
+    "b6c497a7469b33ced9c38afb1ad6e47f03f5e5dc05f15930799210ec050c5103": (
+        "de5781783b193d5ccf5b1b28edfa70fa816ce78d54603fdc422cfd8d4ea4411f"
+    ),
+}
+
+
 class Accelerator:
     """Encodes texts with control strings live, as the tokenizer it was made from does; safe for threads."""
 
@@ -69,6 +78,23 @@ class Accelerator:
         return [flat[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
+def accelerate_tiktoken(
+    path: str, pattern: str, controls: Mapping[str, int], encode: Callable[[Sequence[str]], list[Ids]]
+) -> Accelerator | None:
+    """Return a faster encoder for a tiktoken vocabulary, None where equality has not been shown.
+
+    Args:
+        path: the vocabulary file.
+        pattern: the regular expression that splits text.
+        controls: control strings with their ids.
+        encode: tiktoken's own encoding, to compare with.
+    """
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    if PROVEN_TIKTOKEN.get(digest) != hashlib.sha256(pattern.encode()).hexdigest():
+        return None
+    return _made(lambda kind: kind.from_tiktoken(path, pattern=pattern, special_tokens=dict(controls)), encode)
+
+
 def accelerate(source: str, encode: Callable[[Sequence[str]], list[Ids]]) -> Accelerator | None:
     """Return a faster encoder for a tokenizer, None where equality has not been shown or the package is missing.
 
@@ -79,13 +105,17 @@ def accelerate(source: str, encode: Callable[[Sequence[str]], list[Ids]]) -> Acc
     description = json.loads(source)
     if fingerprint(description) not in PROVEN:
         return None
+    description["post_processor"] = None
+    return _made(lambda kind: kind.from_json_str(json.dumps(description)), encode)
+
+
+def _made(make: Callable[[Any], Any], encode: Callable[[Sequence[str]], list[Ids]]) -> Accelerator | None:
     try:
         from fastokens import Tokenizer  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError:
         return None
-    description["post_processor"] = None
     try:
-        made = Accelerator(Tokenizer.from_json_str(json.dumps(description)))
+        made = Accelerator(make(Tokenizer))
         same = all(np.array_equal(a, b) for a, b in zip(made.encode(_TEXTS), encode(_TEXTS), strict=True))
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:
         _log.warning("fastokens cannot take this tokenizer (%s): its own encoder is used", error)

@@ -5,7 +5,6 @@ tokens) and plain text (nothing becomes one), many at a time, and decodes ids wi
 """
 
 import json
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle3_data.errors import TargetError
-from eagle3_data.target.acceleration import Accelerator, accelerate
+from eagle3_data.target.acceleration import Accelerator, accelerate, accelerate_tiktoken
 from eagle3_data.target.controls import AddedToken, ControlTokens
 
 Ids = npt.NDArray[np.int32]
@@ -155,27 +154,39 @@ class TiktokenCodec:
     """A codec over a `tiktoken.Encoding`: the Kimi tokenizers' own encoder.
 
     Their remote-code class cuts text longer than these limits before encoding (tokenization_kimi.py of Kimi-K2.5), and
-    with the cuts come other ids; `cuts` repeats that where the class is the truth.
+    with the cuts come other ids, so the cuts are repeated here.
     """
 
     MAX_CHARS = 400_000
     MAX_RUN = 25_000
     may_forge = False
 
-    def __init__(self, encoding: Any, added: Sequence[AddedToken], *, cuts: bool) -> None:
+    def __init__(self, encoding: Any, added: Sequence[AddedToken], path: str = "", pattern: str = "") -> None:
         self._encoding = encoding
-        self._cuts = cuts
+        self._source = (path, pattern)
+        self._fast: Accelerator | None = None
+        self._asked = 0
+        self._lock = threading.Lock()
         self.added = list(added)
         self.controls = ControlTokens(added)
-        self._threads = os.cpu_count() or 1
         self.vocabulary: dict[str, int] = {token.content: token.id for token in added}
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        if any(len(text) > self.MAX_RUN for text in texts):
-            return [
-                self._encode_long(text, True) if len(text) > self.MAX_RUN else self._encode_one(text) for text in texts
-            ]
-        return [self._encode_one(text) for text in texts]
+        self._asked += len(texts)
+        path, pattern = self._source
+        if self._asked > FastCodec.WORTH_IT and path:
+            with self._lock:
+                if self._source[0]:
+                    self._fast = accelerate_tiktoken(path, pattern, self.controls.ids, self._encode_here)
+                    self._source = ("", "")
+        if self._fast is not None and all(len(text) <= self.MAX_RUN for text in texts):
+            return self._fast.encode(texts)
+        return self._encode_here(texts)
+
+    def _encode_here(self, texts: Sequence[str]) -> list[Ids]:
+        return [
+            self._encode_long(text, True) if len(text) > self.MAX_RUN else self._encode_one(text) for text in texts
+        ]
 
     def encode_plain(self, texts: Sequence[str], *, first: bool = False) -> list[Ids]:
         return [
@@ -189,9 +200,8 @@ class TiktokenCodec:
         return _array(self._encoding.encode(text, allowed_special="all"))
 
     def _encode_long(self, text: str, special: bool) -> Ids:
-        pieces = self._pieces(text) if self._cuts else [text]
         ids: list[int] = []
-        for piece in pieces:
+        for piece in self._pieces(text):
             ids.extend(
                 self._encoding.encode(piece, allowed_special="all")
                 if special

@@ -49,10 +49,14 @@ def make_codec(tokenizer: Any) -> Codec:
     model: Any = getattr(tokenizer, "model", None)
     if type(model).__module__.startswith("tiktoken"):
         special = set(tokenizer.all_special_ids)
+        ids = {content: model.encode_single_token(content) for content in model.special_tokens_set}
         added = [
-            AddedToken(index, content, index in special) for content, index in sorted(model._special_tokens.items())
+            AddedToken(index, content, index in special)
+            for content, index in sorted(ids.items(), key=lambda pair: pair[1])
         ]
-        codec = TiktokenCodec(model, added, cuts=True)
+        codec = TiktokenCodec(
+            model, added, str(getattr(tokenizer, "vocab_file", "")), str(getattr(tokenizer, "pat_str", ""))
+        )
         codec.vocabulary = dict(tokenizer.get_vocab())
         return codec
     backend = getattr(tokenizer, "backend_tokenizer", None)
