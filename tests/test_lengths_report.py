@@ -17,8 +17,10 @@ from eagle3_data import schema
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.lengths import compare_lengths, measure_lengths, wording
 from eagle3_data.lengths.advice_words import advice_sentences
+from eagle3_data.lengths.markdown import to_markdown
 from eagle3_data.lengths.page import render_page, write_page
 from eagle3_data.lengths.tables import report_tables
+from eagle3_data.lengths.text import to_text
 from eagle3_data.run_folder import RunFolder, write_parquet
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -351,6 +353,8 @@ def test_card_page_and_json_state_the_same_numbers(report, tmp_path):
     page = Page(render_page(report, "A <title> & more"))
     assert json.loads(page.data) == stored and not page.fetched
     card = report.to_markdown()
+    assert to_markdown(stored) == card, "the card is printed from the file"
+    assert to_text(stored, 120) == report.to_text(120)
     blocks = re.findall(r"^### (.+)\n\n(?:[^|#].*\n\n)?((?:\|.*\n)+)", card, flags=re.M)
     tables = report_tables(stored)
     assert len(blocks) == len(tables) == len(page.tables)

@@ -158,7 +158,7 @@ def compare_lengths(first: LengthReport, second: LengthReport, names: tuple[str,
             "no source in common to compare"
         )
     sources = {}
-    for one, two in pairs:
+    for one, two in sorted(pairs):
         sources[one if one == two else f"{one} / {two}"] = {
             measure: _side_by_side(first, second, one, two, measure) for measure in MEASURES
         }

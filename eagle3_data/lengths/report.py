@@ -98,6 +98,8 @@ def measure_lengths(
     tallies, unfinished, found = _read(records)
     if not tallies:
         raise DataError("no records and no prompts to measure; run generate first")
+    # Sorted as JSON files are, so that what is printed from lengths.json is what is printed from memory.
+    tallies = dict(sorted(tallies.items()))
     return _build(tallies, unfinished, manifest or found, weights, truncation_target, confidence)
 
 

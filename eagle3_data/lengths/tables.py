@@ -3,7 +3,7 @@
 Goes in: `LengthReport.to_dict()`. Comes out: `Table`s.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -111,12 +111,17 @@ def distribution(values: Mapping[str, Any], measure: str) -> Table:
         "sd": lambda s: wording.tokens(of(s)["sd"]),
         "min": lambda s: wording.tokens(of(s)["min"]),
     }
-    rows |= {"median" if name == "p50" else name: quantile(name) for name in first["quantiles"]}
+    rows |= {"median" if name == "p50" else name: quantile(name) for name in _ascending(first["quantiles"])}
     rows["max"] = lambda s: wording.tokens(of(s)["max"])
-    rows |= {f"under {wording.tokens(int(limit))}": under(limit) for limit in first["under"]}
+    rows |= {f"under {wording.tokens(int(limit))}": under(limit) for limit in _ascending(first["under"])}
     if first["cut"] or first["lower_bounds_only"]:
         rows["lower bounds only"] = lambda s: wording.tokens(of(s)["cut"] + of(s)["lower_bounds_only"])
     return _table(values, measure, MEASURE_TITLES[measure], rows, _note(first))
+
+
+def _ascending(named: Iterable[str]) -> list[str]:
+    """Sort p1 … p99.9 or 100 … 8000 by number: a JSON file holds them sorted as text."""
+    return sorted(named, key=lambda name: float(name.removeprefix("p")))
 
 
 def _note(first: Mapping[str, Any]) -> str:
@@ -136,7 +141,7 @@ def _note(first: Mapping[str, Any]) -> str:
 def cutoffs(values: Mapping[str, Any]) -> Table:
     """Return what training cut-offs leave of rows and tokens, a column for each source."""
     rows: dict[str, Callable[[Section], str]] = {}
-    for cutoff in values["whole"]["cutoffs"]:
+    for cutoff in _ascending(values["whole"]["cutoffs"]):
         for key, label in (
             ("rows_whole", "rows whole"),
             ("tokens_kept", "tokens kept"),

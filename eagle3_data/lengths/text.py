@@ -86,7 +86,7 @@ def compact_tables(values: Mapping[str, Any], width: int = 120) -> list[Table]:
         names = ["mean", "sd", "min", *("median" if q == "p50" else q for q in _SHOWN), "max"]
         note = "" if thinks or measure == "prompt" else "No row holds reasoning, so the answer is the completion."
         tables.append(Table(measure, title, "source", names, rows, note))
-    limits = list(values["whole"]["lengths"]["completion"]["under"])
+    limits = sorted(values["whole"]["lengths"]["completion"]["under"], key=int)
     under = [
         [f"{name} {measure}", *(_under(section["lengths"][measure]["under"][limit]) for limit in limits)]
         for measure in measures
