@@ -81,6 +81,17 @@ def stream(repo: str, config: str, revision: str, rows: int) -> list[dict[str, A
     return list(found.take(rows))
 
 
+def stream_version(repo: str, version: str, source: str, rows: int) -> list[dict[str, Any]]:
+    """Read the first rows of a version as our helper does."""
+    return list(versions.load_version(repo, version, source=source, streaming=True).take(rows))
+
+
+def load_version(repo: str, version: str | None = None, source: str | None = None) -> int:
+    """Load a version with our helper and count its rows."""
+    folder = tempfile.mkdtemp()
+    return int(versions.load_version(repo, version, source=source, cache_dir=folder).num_rows)
+
+
 def state(repo: str) -> dict[str, Any]:
     """Return what a reader sees: main, tags and commits."""
     api = HfApi()

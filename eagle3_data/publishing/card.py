@@ -27,6 +27,7 @@ from eagle3_data.publishing.card_facts import (
     typical_record,
 )
 from eagle3_data.publishing.card_merge import merge_card
+from eagle3_data.publishing.release import public_values
 from eagle3_data.run_folder import RunFolder, atomic_file, read_json
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def render_card(
         DataError: no records, damaged files, or `lengths.json` belongs to other records.
         UsageError: the template is missing or wrong.
     """
-    manifest = run.read_manifest()
+    manifest = public_values(run.read_manifest())
     counts = read_counts(run, list(sources) if sources is not None else run.sources())
     facts = _context(run, manifest, counts, target)
     name = str(manifest.get("name") or run.path.name)
@@ -154,6 +155,8 @@ def _context(
         "all_splits": {"train": total(counts, "train").rows, "validation": total(counts, "validation").rows},
         "failed": sum(entry["failed"] for entry in entries.values()),
         "sources": entries,
+        "only_samples": all(entry["samples"] for entry in entries.values()),
+        "all_public": all("/" in entry["upstream"] for entry in entries.values()),
         "lengths": lengths_markdown(run, counts),
         "figures": [
             {"path": f"figures/{path.name}", "title": path.stem.replace("_", " ").replace("-", " ")}
@@ -201,8 +204,10 @@ def _source(name: str, manifest: Mapping[str, Any], splits: Mapping[str, SplitFa
         for key, rows in facts.licenses.items():
             licenses[key] = licenses.get(key, 0) + rows
     builder = extent.get("source") or report.get("builder") or name
+    files = extent.get("data_files")
     return {
-        "upstream": report.get("upstream") or builder,
+        "upstream": report.get("upstream") or ("sample rows of eagle3-data" if files == "samples" else "local files"),
+        "samples": files == "samples",
         "revision": str(report.get("revision") or extent.get("revision") or ""),
         "config": extent.get("config") or report.get("config"),
         "turns": extent.get("turns") or report.get("turns"),

@@ -163,14 +163,13 @@ def card_metadata(
     """
     reports: Mapping[str, Any] = manifest.get("sources", {})
     whole = total(counts)
+    origins = sorted({report["upstream"] for name, report in reports.items() if _hub_id(report, name, counts)})
     data = DatasetCardData(
         pretty_name=pretty_name,
-        license=hub_licenses(whole.licenses),
+        license=hub_licenses(_licenses(counts, manifest)),
         task_categories=["text-generation"],
         size_categories=[size_category(whole.rows)],
-        source_datasets=sorted(
-            {report["upstream"] for name, report in reports.items() if _hub_id(report, name, counts)}
-        ),
+        source_datasets=origins or None,
         tags=list(TAGS),
     )
     configs: dict[str, dict[str, Any]] = {}
@@ -196,6 +195,18 @@ def card_metadata(
     MetadataConfigs(configs).to_dataset_card_data(data)
     DatasetInfosDict(infos).to_dataset_card_data(data)
     return data
+
+
+def _licenses(counts: Mapping[str, Mapping[str, SplitFacts]], manifest: Mapping[str, Any]) -> set[str]:
+    """Return the licences of the rows; the package's own sample rows only play those of their source."""
+    extents = manifest.get("extent", {}).get("sources", {})
+    found: set[str] = set()
+    for name, splits in counts.items():
+        if extents.get(name, {}).get("data_files") == "samples":
+            found.add("Apache-2.0")
+        else:
+            found.update(*(facts.licenses for facts in splits.values()))
+    return found
 
 
 def as_dict(data: CardData) -> dict[str, Any]:

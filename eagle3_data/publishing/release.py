@@ -188,20 +188,21 @@ def public_manifest(manifest: Mapping[str, Any], sources: Sequence[str]) -> dict
     if isinstance(extent, Mapping):
         entries = {name: value for name, value in extent.get("sources", {}).items() if name in sources}
         kept["extent"] = {**extent, "sources": entries}
-    public: dict[str, Any] = _public(kept)
+    public: dict[str, Any] = public_values(kept)
     public["recipe"] = public_recipe(manifest, sources)
     return public
 
 
-def _public(value: Any, key: str = "") -> Any:
+def public_values(value: Any, key: str = "") -> Any:
+    """Return plain values without what only concerns the machine they come from: paths, credentials, keys."""
     if isinstance(value, Mapping):
         return {
-            name: _public(inner, str(name))
+            name: public_values(inner, str(name))
             for name, inner in value.items()
             if not _SECRET_KEYS.search(str(name)) and name != "stat"
         }
     if isinstance(value, list | tuple):
-        return [_public(inner, key) for inner in value]
+        return [public_values(inner, key) for inner in value]
     if isinstance(value, str):
         # a path of the machine says nothing to others but where somebody works
         if re.fullmatch(r"(/|~|[A-Za-z]:\\)[^\s:]*", value):
@@ -244,5 +245,5 @@ def public_recipe(manifest: Mapping[str, Any], sources: Sequence[str]) -> str:
     note = "# The recipe of this data set, every revision and cap pinned. Point engine.urls at a server of the target."
     if any("data_files" in entry and entry["data_files"] != "samples" for entry in entries.values()):
         note += "\n# Some prompts came from local files, which are named without their folders: put them beside it."
-    body = yaml.safe_dump(_public(recipe), sort_keys=False, allow_unicode=True, width=119)
+    body = yaml.safe_dump(public_values(recipe), sort_keys=False, allow_unicode=True, width=119)
     return f"{note}\n{body}"
