@@ -48,7 +48,7 @@ def same(left: Entry | None, right: Entry) -> bool:
 @pytest.mark.parametrize("top", [10, 65_535, 65_536, 163_839, 16_777_215, 16_777_216, 2**31 - 1])
 def test_ids_of_every_width_come_back(tmp_path: Path, top: int) -> None:
     wanted = entry(1, output_ids=np.array([0, top, 3, top], np.int32))
-    with Journal(tmp_path, IDENTITY) as journal:
+    with Journal(tmp_path, IDENTITY, vocabulary_size=top + 1) as journal:
         journal.append(wanted)
         assert same(journal.get(wanted.sample_id), wanted)
     with Journal(tmp_path, IDENTITY) as journal:

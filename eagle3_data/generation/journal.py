@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle3_data.errors import DataError, IdentityError, MachineError
-from eagle3_data.generation.entry import HEADER, MAGIC, Entry, Head, decode, encode, row_key, scan
+from eagle3_data.generation.entry import HEADER, MAGIC, Entry, Head, decode, encode, id_bytes, row_key, scan
 from eagle3_data.generation.journal_index import ROW, U64, JournalIndex, Rows, rows_of
 from eagle3_data.generation.locking import ShardLock
 from eagle3_data.run_folder import machine_errors, read_json, write_json
@@ -46,6 +46,7 @@ class Journal:
         path: folder of the journal; made if there is none.
         identity: JSON-ready description of all that the answers depend on; None to take what is there (reading).
         shard: (index, count) of the share of rows this process works on.
+        vocabulary_size: ids of answers lie below it; smaller ones take less room.
         readonly: take no lock and write nothing.
 
     Raises:
@@ -60,11 +61,13 @@ class Journal:
         identity: Mapping[str, Any] | None = None,
         *,
         shard: tuple[int, int] = (0, 1),
+        vocabulary_size: int = 1 << 31,
         readonly: bool = False,
     ) -> None:
         self.path = Path(path)
         self.index = JournalIndex()
         self.damaged_bytes = 0
+        self._width = id_bytes(vocabulary_size)
         self.shard = shard
         self._segments: list[Path] = []
         self._files: dict[int, int] = {}
@@ -216,17 +219,11 @@ class Journal:
             self._segments.append(_new_segment(self.path, *self.shard))
             self._writer = _Writer(self._segments[-1], len(self._segments) - 1)
         key = row_key(entry.sample_id)
-        frame, crc = encode(entry, key)
-        head = Head(
-            key,
-            0,
-            crc,
-            entry.prompt_crc,
-            len(entry.output_ids),
-            entry.rounds,
-            int(entry.state),
-        )
-        head = head._replace(offset=self._writer.put(frame, head))
+        frame, crc = encode(entry, key, self._width)
+        state, tokens = int(entry.state), len(entry.output_ids)
+        # Only this thread appends, so the frame will lie where the writer's offset is now.
+        head = Head(key, self._writer.offset, crc, entry.prompt_crc, tokens, entry.rounds, state)
+        self._writer.put(frame, head)
         self.index.add(head, self._writer.segment)
 
     @property
@@ -269,7 +266,7 @@ class _Writer:
         self.backlog = 0
         self._log = log
         self._file = os.open(log, os.O_WRONLY | os.O_APPEND)
-        self._offset = 0
+        self.offset = 0  # where the next frame will lie
         self._synced = 0
         self._pending: list[bytes] = []
         self._heads: list[Head] = []
@@ -280,21 +277,20 @@ class _Writer:
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
-    def put(self, frame: bytes, head: Head) -> int:
+    def put(self, frame: bytes, head: Head) -> None:
         with self._changed:
-            self._raise()
-            offset = self._offset
-            self._offset += len(frame)
+            if self._error is not None:
+                self._raise()
+            self.offset += len(frame)
             self.backlog += len(frame)
-            self._heads.append(head._replace(offset=offset))
+            self._heads.append(head)
             self._pending.append(frame)
             if len(self._pending) == 1:
                 self._changed.notify_all()
-        return offset
 
     def flush(self) -> None:
         with self._changed:
-            wanted = self._offset
+            wanted = self.offset
             while self._synced < wanted:
                 self._raise()
                 self._urgent = True

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from eagle3_data.generation.entry import Head, State, row_key
+from eagle3_data.generation.entry import Head, State, hash_of
 
 U64 = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.void]
@@ -35,7 +35,7 @@ _MERGE_AT: Final = 1 << 16
 
 def keys_of(sample_ids: Iterable[str]) -> U64:
     """Return the keys of many rows, shape (rows, 2), uint64 (the two halves of `row_key`)."""
-    joined = b"".join(map(row_key, sample_ids))
+    joined = b"".join(map(hash_of, sample_ids))
     return np.frombuffer(joined, "<u8").reshape(-1, 2)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import uvloop
 from datasets import Dataset
 
 from eagle3_data.generation.endpoints import Endpoint
@@ -110,7 +111,8 @@ class GenerationRun:
 
     def run(self, *, handle_signals: bool = True) -> GenerationResult:
         """Work until every row has an outcome, or until interrupted. See `work` for the errors."""
-        return asyncio.run(self.work(handle_signals=handle_signals))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(self.work(handle_signals=handle_signals))
 
     # --- the work -----------------------------------------------------------------------------------------------
 

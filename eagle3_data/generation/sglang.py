@@ -142,7 +142,7 @@ class AnswerReader:
             raise AnswerError("answer", f"output_ids is not a list of integers: {_excerpt(body)}")
         self._check_counts(output, meta, prompt)
         # Seen as unsigned, a negative id is above every vocabulary too.
-        if len(output) and int(output.view(np.uint64).max()) >= self._vocabulary_size:
+        if len(output) and np.maximum.reduce(output.view(np.uint64)) >= self._vocabulary_size:
             wrong = output[(output < 0) | (output >= self._vocabulary_size)]
             raise AnswerError(
                 "vocabulary",

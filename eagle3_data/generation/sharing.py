@@ -38,7 +38,7 @@ class _Shared(Journal):
             self.flush()
 
 
-def shared_journal(path: Path, identity: Mapping[str, Any], shard: tuple[int, int]) -> Journal:
+def shared_journal(path: Path, identity: Mapping[str, Any], shard: tuple[int, int], vocabulary_size: int) -> Journal:
     """Return the open journal of `path`, opened if this process has none yet.
 
     Raises:
@@ -49,7 +49,7 @@ def shared_journal(path: Path, identity: Mapping[str, Any], shard: tuple[int, in
     with _guard:
         journal = _open.get(place)
         if journal is None:
-            journal = _Shared(path, identity, shard=shard)
+            journal = _Shared(path, identity, shard=shard, vocabulary_size=vocabulary_size)
             journal.place = place
             _open[place] = journal
         elif journal.shard != shard:

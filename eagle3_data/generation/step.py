@@ -163,7 +163,7 @@ class Generator:
         self._under_way: dict[str, asyncio.Future[Entry]] = {}
         self._connecting: asyncio.Task[Connection] | None = None
         Endpoints(self._urls, concurrency)  # refuses wrong arguments now, not in the middle of map
-        self.journal: Journal = shared_journal(Path(journal), self.identity(), shard)
+        self.journal: Journal = shared_journal(Path(journal), self.identity(), shard, target.vocabulary_size)
         self._connections: list[Connection] = []
         self._asked_before: list[Asker] = []
         self._finalizer = weakref.finalize(self, _shut, self._connections, self.journal)
