@@ -389,7 +389,17 @@ def test_no_answers_yet_is_said_and_not_a_crash(tmp_path):
     found = measure_lengths(run)
     assert found.to_dict()["sources"]["B1_glaive"]["unfinished"]["waiting"] == 40
     assert "has no answers yet" in found.to_text() and "–" in found.to_markdown()
+    page = render_page(found)
+    assert "has no answers yet" in page and "<img" not in page, "there is nothing to draw"
     assert found.to_dict()["sources"]["B1_glaive"]["lengths"]["completion"]["mean"]["value"] is None
+
+
+def test_names_are_written_as_they_are():
+    found = measure_lengths(dataset(columns("<b> $x$ | </script>", 30, 50, 10**6)))
+    page = render_page(found, "<i>")
+    assert page.count("</script>") == 1 and "<b>" not in page and "<i>" not in page
+    assert json.loads(Page(page).data) == found.to_dict()
+    assert "| <b> $x$ \\| </script> |" in found.to_markdown()
 
 
 def test_figures_are_written_whole_and_the_same_each_time(tmp_path):

@@ -31,23 +31,17 @@ def _judgement(source: str, advice: Values) -> str:
     cap, above, median = advice["cap"], advice["above_cap"], advice["median"]
     if cap is None:
         return f"{source}: the records do not say what the cap was, so it cannot be judged."
-    body = (
-        f"half of the answers end within {_length(median)} tokens, and {wording.share_with_interval(above)} are longer"
-    )
-    body += f" than the cap of {wording.tokens(cap)}"
+    longer = f"{wording.share_with_interval(above)} are longer than the cap of {wording.tokens(cap)}"
+    if median["value"] is None:
+        where = f"most answers are longer than {wording.tokens(median['low'] - 1)} tokens" if median["low"] else ""
+        body = f"{where or 'where the median lies is unknown'}; {longer}"
+    else:
+        body = f"half of the answers end within {wording.tokens_with_interval(median)} tokens, and {longer}"
     if advice["cause"] == "task":
         return f"{source} is short because the task is short: {body}."
     if advice["cause"] == "cap":
-        if median["value"] is None:
-            return f"{source} is cut by the cap: most answers are longer than {wording.tokens(cap)} tokens ({body})."
         return f"{source} is cut by the cap: {body}."
     return f"{source}: the data cannot tell whether the cap shapes the lengths; {body}."
-
-
-def _length(cell: Values) -> str:
-    if cell["value"] is None:
-        return f"more than {wording.tokens(cell['low'])}" if cell["low"] is not None else "an unknown number of"
-    return wording.tokens_with_interval(cell)
 
 
 def _cap(advice: Values) -> str:
@@ -58,7 +52,8 @@ def _cap(advice: Values) -> str:
         found = f"{wording.tokens(choice['cap'])} cuts at most {target} with {sure} confidence"
         estimate = f"the smallest that does is estimated at {wording.tokens_with_interval(smallest)}"
         if advice["verdict"] == "enough":
-            return f"The cap is enough for a target of {target}; {found} too ({estimate})."
+            lower = f"; {found} too" if choice["cap"] < advice["cap"] else ""
+            return f"The cap is enough for a target of {target}{lower} ({estimate})."
         if advice["verdict"] == "too_small":
             return f"Raise the cap: {found} ({estimate})."
         return f"Whether the present cap meets the target of {target} is open; {found} ({estimate})."

@@ -38,13 +38,14 @@ _STYLE: Final[dict[Any, Any]] = {
     "hatch.linewidth": 0.6,
     "svg.hashsalt": "eagle3-data",
     "font.family": "DejaVu Sans",
+    "text.parse_math": False,  # a $ in the name of a source is a $
 }
 _WIDTH: Final = 5.4  # inches; wider figures have letters too small for a phone
 _BINS: Final = 48
 
 
 def figures(report: LengthReport) -> "dict[str, Callable[[], Figure]]":
-    """Return name -> a function that draws that figure.
+    """Return name -> a function that draws that figure; none where there are no records to draw.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -53,6 +54,8 @@ def figures(report: LengthReport) -> "dict[str, Callable[[], Figure]]":
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise UsageError("figures need matplotlib: pip install 'eagle3-data[plots]'") from error
+    if not report.values[WHOLE]["rows"]:
+        return {}
     drawn: dict[str, Callable[[], Figure]] = {
         "completion_histogram": lambda: histogram(report, "completion"),
         "prompt_histogram": lambda: histogram(report, "prompt"),
@@ -123,11 +126,12 @@ def _percent_axis(axes: "Axes") -> None:
 def histogram(report: LengthReport, measure: str) -> "Figure":
     """Draw the recorded lengths of each source on a log scale, the cap marked and the cut rows hatched."""
     colours = _colours(report)
-    figure, panels = _panels(len(report.sources), 1.7)
-    longest = max((report.counts[name, measure].extreme(-1) for name in report.sources), default=1)
-    shortest = min((report.counts[name, measure].extreme(0) for name in report.sources), default=1)
+    sources = [name for name in report.sources if report.counts[name, measure].rows]
+    figure, panels = _panels(len(sources), 1.7)
+    longest = max(report.counts[name, measure].extreme(-1) for name in sources)
+    shortest = min(report.counts[name, measure].extreme(0) for name in sources)
     edges = np.unique(np.geomspace(max(shortest, 1), max(longest, 10) + 1, _BINS).round())
-    for axes, name in zip(panels, report.sources, strict=True):
+    for axes, name in zip(panels, sources, strict=True):
         counts = report.counts[name, measure]
         advice = report.values["sources"][name]["advice"]
         _bars(axes, counts, _edges_at(edges, advice["cap"]), colours[name])

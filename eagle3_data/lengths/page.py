@@ -51,8 +51,8 @@ def render_page(report: LengthReport, title: str = "Lengths") -> str:
         missing=missing,
         tables=[_table(table) for table in report_tables(values)],
         wording=wording,
-        # "</" would end the block early if a source were named so.
-        data=json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False).replace("</", "<\\/"),
+        # A "<" in a name could end the block, or begin something else.
+        data=json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
     )
 
 
