@@ -11,7 +11,8 @@ import pytest
 
 from eagle3_data.errors import DiskFull, IdentityError, MachineError, RunLocked
 from eagle3_data.generation.entry import Entry, State, prompt_crc
-from eagle3_data.generation.journal import Journal, scan_file
+from eagle3_data.generation.journal import Journal
+from eagle3_data.generation.journal_files import scan_file
 from eagle3_data.generation.journal_index import keys_of
 
 IDENTITY = {"target": {"model": "m", "stop": (1, 2)}, "sampling": {"temperature": 0.0}}

@@ -45,7 +45,7 @@ def answers(url: str) -> bool:
 
 
 def start(port: int) -> str:
-    """Start a worker if there is none; a slow machine takes longer than its script waits, so look some minutes more."""
+    """Start a worker if there is none; a slow machine takes longer than its script waits, so look on."""
     url = f"http://127.0.0.1:{port}"
     if not answers(url):
         environment = {**os.environ, "TOKENS": "16384"}

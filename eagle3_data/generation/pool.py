@@ -15,20 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import uvloop
 from datasets import Dataset
 
 from eagle3_data.generation.endpoints import Endpoint
 from eagle3_data.generation.entry import Entry, State
-from eagle3_data.generation.journal_index import keys_of
-from eagle3_data.generation.progress import Progress, Rate, SourceProgress, count, recount
-from eagle3_data.generation.prompt_table import PromptTable
-from eagle3_data.generation.rendered import RenderedPrompts
-from eagle3_data.generation.scheduling import Queues, SourceQueue, dialogues
+from eagle3_data.generation.pending import PendingSource, pending_sources
+from eagle3_data.generation.progress import Progress, Rate, recount
+from eagle3_data.generation.scheduling import Queues
 from eagle3_data.generation.step import Generator
 
-_PLAN_ROWS: Final = 50_000
 _OPEN_ROWS: Final = 4096
 _TICK_SECONDS: Final = 0.5
 
@@ -46,17 +42,6 @@ class GenerationResult:
         return sum(source.failed for source in self.progress.sources.values())
 
 
-@dataclass(slots=True)
-class _Source:
-    name: str
-    table: PromptTable
-    rendered: RenderedPrompts
-    queue: SourceQueue
-    progress: SourceProgress
-    seen_ready: int = 0
-    opened: int = 0
-
-
 @dataclass
 class GenerationRun:
     """One run over some sources.
@@ -72,7 +57,7 @@ class GenerationRun:
     step: Generator
     on_progress: Callable[[Progress], None] = lambda progress: None
     only_truncated: bool = False
-    _sources: list[_Source] = field(default_factory=list)
+    _sources: list[PendingSource] = field(default_factory=list)
     _stop_rendering: threading.Event = field(default_factory=threading.Event)
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     _loop: asyncio.AbstractEventLoop | None = None
@@ -130,7 +115,7 @@ class GenerationRun:
         self._began = time.monotonic()
         with self._signals(handle_signals):
             try:
-                self._plan()
+                self._sources = pending_sources(self.prompts, self.step, self.only_truncated)
                 await self._work()
             except asyncio.CancelledError:
                 if not self._stopped:
@@ -165,52 +150,6 @@ class GenerationRun:
             for number in numbers:
                 loop.remove_signal_handler(number)
 
-    def _plan(self) -> None:
-        """Find the rows that need an answer: one pass over a few columns, in bounded memory."""
-        for name, prompts in self.prompts.items():
-            table = PromptTable(prompts)
-            caps = self.step.caps(name)
-            progress = SourceProgress()
-            parts: list[tuple[Any, ...]] = []
-            start = 0
-            columns = ["sample_id", "expected_tokens", "source_file", "source_row", "source_turn"]
-            for batch in table.batches(columns, size=_PLAN_ROWS):
-                parts.append(self._plan_batch(batch, start, caps, progress))
-                start += batch.num_rows
-            waiting: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
-            queue = SourceQueue(name, caps[-1], *waiting) if waiting else _empty_queue(name)
-            folder = self.step.journal.path / "prompts"
-            rendered = RenderedPrompts(folder, name, table, self.step.target)
-            self._sources.append(_Source(name, table, rendered, queue, progress))
-
-    def _plan_batch(self, batch: Any, start: int, caps: list[int], progress: SourceProgress) -> tuple[Any, ...]:
-        journal, (shard, shards) = self.step.journal, self.step.shard
-        keys = keys_of(batch.column("sample_id").to_pylist())
-        positions = journal.look_up(keys)
-        states = journal.index.column("state", positions)
-        mine = keys[:, 1] % np.uint64(shards) == np.uint64(shard)
-        progress.total += int(mine.sum())
-        for state in (State.STOP, State.LENGTH_CAP, State.LENGTH_CONTEXT):
-            count(progress, state, int((mine & (states == state)).sum()))
-        waiting = mine & ((states == State.NONE) | (states >= State.FAILED))
-        if self.only_truncated:
-            for state in (State.FAILED, State.SKIPPED):
-                count(progress, state, int((mine & (states == state)).sum()))
-            waiting[:] = False
-        if self.step.extends:
-            # The budget already sent lies in the frames; a cut row's own tokens say nearly the same without reading
-            # them: a row cut by its cap holds as many tokens as were asked for.
-            tokens = journal.index.column("tokens", positions)
-            waiting |= mine & (states == State.LENGTH_CAP) & (tokens < caps[-1])
-        at = np.flatnonzero(waiting)
-        expected = np.zeros(len(at), np.float32)
-        if "expected_tokens" in batch.column_names:
-            expected = batch.column("expected_tokens").to_numpy().astype(np.float32)[at]
-        turn = np.zeros(len(at), np.int32)
-        if "source_turn" in batch.column_names:
-            turn = batch.column("source_turn").to_numpy().astype(np.int32)[at]
-        return ((at + start).astype(np.uint32), expected, dialogues(batch, start)[at], turn)
-
     async def _work(self) -> None:
         renderer = threading.Thread(target=self._render, name="render", daemon=True)
         renderer.start()
@@ -237,7 +176,7 @@ class GenerationRun:
             ticker.cancel()
             await asyncio.to_thread(renderer.join)
 
-    async def _worker(self, queues: Queues, by_queue: dict[int, _Source]) -> None:
+    async def _worker(self, queues: Queues, by_queue: dict[int, PendingSource]) -> None:
         """Take unit after unit, while there are any and no fewer workers are wanted."""
         while not self._draining and self._error is None and len(self._tasks) <= self._wanted:
             unit = queues.take()
@@ -271,7 +210,7 @@ class GenerationRun:
         try:
             for source in self._sources:
 
-                def on_ready(rows: int, source: _Source = source) -> None:
+                def on_ready(rows: int, source: PendingSource = source) -> None:
                     source.seen_ready = rows
                     source.progress.rendered = rows
                     if self._loop is not None:
@@ -282,7 +221,7 @@ class GenerationRun:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._fail, error)
 
-    async def _unit(self, source: _Source, rows: list[int], expected: list[float]) -> None:
+    async def _unit(self, source: PendingSource, rows: list[int], expected: list[float]) -> None:
         """Answer the prompts of one dialogue in order, on one server as long as it lives."""
         home: Endpoint | None = None
         source.progress.in_flight += 1
@@ -303,7 +242,7 @@ class GenerationRun:
             source.progress.in_flight -= 1
             self._in_flight -= 1
 
-    def _count(self, source: _Source, before: int, had: int, guess: float, entry: Entry) -> None:
+    def _count(self, source: PendingSource, before: int, had: int, guess: float, entry: Entry) -> None:
         done_before = before if before and State(before).done else 0
         recount(source.progress, done_before, entry)
         if entry.state.done:
@@ -356,17 +295,6 @@ class GenerationRun:
         self.step.describe_load(progress)
         self.on_progress(progress)
         return progress
-
-
-def _empty_queue(name: str) -> SourceQueue:
-    return SourceQueue(
-        name,
-        1,
-        np.zeros(0, np.uint32),
-        np.zeros(0, np.float32),
-        np.zeros(0, np.uint64),
-        np.zeros(0, np.int32),
-    )
 
 
 def run_generation(

@@ -7,18 +7,17 @@ A row whose answer is in the journal costs no request; a failed one comes back a
 import asyncio
 import uuid
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
-import aiohttp
 import datasets
 import numpy as np
 
-from eagle3_data.errors import DataError, TooManyFailures, UsageError
+from eagle3_data.errors import DataError, UsageError
 from eagle3_data.generation.asking import Asker, RetryPolicy, RowError, open_session
 from eagle3_data.generation.budget import truncation
+from eagle3_data.generation.connection import Connection, Storm
 from eagle3_data.generation.endpoints import Concurrency, Endpoint, Endpoints
 from eagle3_data.generation.entry import STATE_OF, Entry, Head, Ids, State, prompt_crc
 from eagle3_data.generation.extension import Extend, ladder
@@ -31,8 +30,6 @@ from eagle3_data.schema import clean_messages
 
 # Below this many rows at once Dataset.map spins on the tasks that wait behind a slow one (60 CPU seconds where 3 do).
 _MAP_TASKS: Final = 200_000
-_STORM_WINDOW: Final = 100
-_STORM_AT_LEAST: Final = 20
 
 
 class Asked(Reader, Protocol):
@@ -51,48 +48,6 @@ class Asked(Reader, Protocol):
 
     def render_batch(self, messages: list[Any], tools: list[Any]) -> list[Ids]:
         """Return the prompt ids of many chats."""
-
-
-class Storm:
-    """Stops a run in which most rows fail. Rows that failed in an earlier run do not count."""
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._recent: deque[bool] = deque(maxlen=_STORM_WINDOW)
-
-    def note(self, failed: bool, reason: str = "") -> None:
-        """Take in one outcome.
-
-        Raises:
-            TooManyFailures: too large a share of the last hundred rows failed.
-        """
-        self._recent.append(failed)
-        count = sum(self._recent) if failed else 0
-        if len(self._recent) >= _STORM_AT_LEAST and count > self._share * len(self._recent):
-            raise TooManyFailures(
-                f"{count} of the last {len(self._recent)} rows failed, the last with {reason}; the run was stopped, "
-                "finished rows are kept. Mend the cause and run the same command again"
-            )
-
-
-class Connection:
-    """A session, its servers and who asks them, on one event loop."""
-
-    def __init__(self, session: aiohttp.ClientSession, endpoints: Endpoints, asker: Asker) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.session = session
-        self.endpoints = endpoints
-        self.asker = asker
-
-    async def close(self) -> None:
-        """End background work and connections."""
-        await self.endpoints.close()
-        await self.session.close()
-
-    def abandon(self) -> None:
-        """Close from outside the loop, which is not running any more."""
-        if not self.loop.is_closed() and not self.loop.is_running():
-            self.loop.run_until_complete(self.close())
 
 
 class Generator:
