@@ -394,6 +394,7 @@ def test_no_answers_yet_is_said_and_not_a_crash(tmp_path):
     assert found.to_dict()["sources"]["B1_glaive"]["lengths"]["completion"]["mean"]["value"] is None
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_names_are_written_as_they_are():
     found = measure_lengths(dataset(columns("<b> $x$ | </script>", 30, 50, 10**6)))
     page = render_page(found, "<i>")

@@ -130,12 +130,14 @@ def histogram(report: LengthReport, measure: str) -> "Figure":
     figure, panels = _panels(len(sources), 1.7)
     longest = max(report.counts[name, measure].extreme(-1) for name in sources)
     shortest = min(report.counts[name, measure].extreme(0) for name in sources)
+    caps = [report.values["sources"][name]["advice"]["cap"] or 0 for name in sources]
+    reach = max(longest, *caps) if measure == "completion" else longest
     edges = np.unique(np.geomspace(max(shortest, 1), max(longest, 10) + 1, _BINS).round())
     for axes, name in zip(panels, sources, strict=True):
         counts = report.counts[name, measure]
         advice = report.values["sources"][name]["advice"]
         _bars(axes, counts, _edges_at(edges, advice["cap"]), colours[name])
-        _log_axis(axes, shortest, longest)
+        _log_axis(axes, shortest, reach)
         _percent_axis(axes)
         cap = advice["cap"]
         cut = int(counts.cut.sum() + counts.loose.sum())
