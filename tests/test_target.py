@@ -360,6 +360,17 @@ def test_r1_and_harmony(tmp_path: Path) -> None:
         Target.from_pretrained(folder, profile={"end_of_turn": ends})
 
 
+def test_tools_that_a_template_ignores_are_said_loudly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|endoftext|>")
+    target = Target.from_pretrained(makers.make(tmp_path, makers.PHI, names, eos="<|endoftext|>")[0])
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert target.profile.tools_format == "none"
+    target.render([USER], "[]")
+    assert not caplog.text
+    assert target.render([USER], tools) == target.render([USER], json.dumps(tools)) == target.render([USER])
+    assert caplog.text.count("no place for tools") == 1
+
+
 # ---- forging through templates that join strings
 
 

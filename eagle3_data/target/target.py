@@ -6,6 +6,7 @@ prompt ids, the parts of an output, a token profile, and an identity that tells 
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -29,6 +30,8 @@ from eagle3_data.target.profile import TokenProfile, checked_fields
 from eagle3_data.target.rendering import Forge, Renderer
 from eagle3_data.target.segments import Segments, Splitter
 from eagle3_data.target.template import ChatTemplate
+
+_log = logging.getLogger(__name__)
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -81,6 +84,7 @@ class Target:
         self._template = template
         self._renderer = Renderer(template, self._codec, prober.rules(), forge)
         self._splitter = Splitter(self.profile, self._codec.decode)
+        self._tools_shown = self.profile.tools_format != "none"
         self._identity: dict[str, Any] | None = None
 
     # ---- making one
@@ -251,6 +255,7 @@ class Target:
         Raises:
             DataError: the chat is not what it should be, or the template refuses it.
         """
+        self._mind_tools([tools])
         ids: list[int] = self._renderer.ids([(messages, tools)])[0].tolist()
         return ids
 
@@ -265,8 +270,20 @@ class Target:
             DataError: as `render`; the text names the chat by its 0-based place.
             ValueError: `messages` and `tools` differ in length.
         """
-        pairs = zip(messages, [None] * len(messages) if tools is None else tools, strict=True)
-        return self._renderer.ids(list(pairs))
+        pairs = list(zip(messages, [None] * len(messages) if tools is None else tools, strict=True))
+        self._mind_tools([given for _, given in pairs])
+        return self._renderer.ids(pairs)
+
+    def _mind_tools(self, tools: Sequence[Any]) -> None:
+        """Say once, loudly, that tools are left out of the prompts."""
+        if self._tools_shown or all(given in (None, "[]", []) for given in tools):
+            return
+        self._tools_shown = True
+        _log.warning(
+            "%s: its chat template has no place for tools, so they are left out of its prompts; give a template that "
+            "declares them if the target was trained with tools",
+            self.model,
+        )
 
     def render_text(self, messages: Messages, tools: Any = None) -> str:
         """Return the rendered text of a chat, generation prompt included, before it is encoded."""
