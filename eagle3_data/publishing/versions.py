@@ -7,10 +7,13 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import datasets
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 from datasets.packaged_modules.parquet.parquet import ParquetConfig
+from numpy.typing import NDArray
 
 from eagle3_data.errors import HubError, UsageError
 from eagle3_data.publishing.card_facts import DEFAULT_CONFIG
@@ -218,24 +221,27 @@ def missing_prompts(run: RunFolder, repo: str, *, token: str | None = None) -> d
             raise HubError(f"{name}: it has no published version")
         revision = f"v{known[-1]}"
     missing: dict[str, int] = {}
-    prompts: dict[str, set[bytes]] = {}
+    prompts: dict[str, NDArray[np.uint64]] = {}
     for path in sorted(repository.files(revision)):
         if not path.startswith("records/") or not path.endswith(".parquet"):
             continue
         source = path.split("/")[1]
         if source not in prompts:
-            prompts[source] = set()
-            if run.prompts_path(source).is_file():
-                with pq.ParquetFile(run.prompts_path(source)) as local:
-                    for batch in local.iter_batches(columns=["sample_id"]):
-                        prompts[source].update(_digest(name) for name in batch["sample_id"].to_pylist())
-        with repository.open(path, revision) as handle, pq.ParquetFile(handle) as file:
-            for batch in file.iter_batches(columns=["sample_id"]):
-                absent = sum(_digest(name) not in prompts[source] for name in batch["sample_id"].to_pylist())
-                missing[source] = missing.get(source, 0) + absent
+            local = run.prompts_path(source)
+            prompts[source] = _id_hashes(local) if local.is_file() else np.zeros(0, np.uint64)
+        with repository.open(path, revision) as handle:
+            found = _id_hashes(handle)
+        missing[source] = missing.get(source, 0) + int((~np.isin(found, prompts[source])).sum())
     return missing
 
 
-def _digest(sample_id: str) -> bytes:
-    """Keep the last 16 hex digits as 8 bytes: enough to tell the rows of one source apart."""
-    return sample_id[-16:].encode() if len(sample_id) < 17 else bytes.fromhex(sample_id[-16:])
+def _id_hashes(file: Any) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each sample_id in a Parquet file: 8 bytes a row."""
+    with pq.ParquetFile(file) as opened:
+        parts = [
+            np.asarray(
+                pd.util.hash_array(batch["sample_id"].to_numpy(zero_copy_only=False), categorize=False), np.uint64
+            )
+            for batch in opened.iter_batches(columns=["sample_id"])
+        ]
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
