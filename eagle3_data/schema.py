@@ -5,6 +5,7 @@ model answered to it, and the failed and skipped rows of a run have tables of th
 `datasets.Features` with the meaning of each column beside it, and the content hash that names a prompt.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -134,8 +135,15 @@ def canonical_json(messages: Sequence[Message], tools: str) -> bytes:
         UnicodeEncodeError: a text holds a lone surrogate, which no UTF-8 file can carry.
         json.JSONDecodeError: `tools` is not JSON.
     """
-    content = [clean_messages(messages), json.loads(tools)]
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    return f"[{_CANONICAL.encode(clean_messages(messages))},{_canonical_tools(tools)}]".encode()
+
+
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+@functools.lru_cache(maxsize=1024)  # most prompts of a source share few tool lists
+def _canonical_tools(tools: str) -> str:
+    return _CANONICAL.encode(json.loads(tools))
 
 
 def content_hash(messages: Sequence[Message], tools: str) -> str:
