@@ -190,6 +190,8 @@ def test_prompts_lie_on_disk(tmp_path: Path) -> None:
         ({"name": "B1_glaive", "turns": "all"}, "'all' is not one of first, prefix, last"),
         ({"name": "B1_glaive", "filter": {"orign": "x"}}, "unknown key 'orign'"),
         ({"name": "B1_glaive", "filter": {"origin": 3}}, "origin must be a text or a list of texts"),
+        ({"name": "B1_glaive", "filter": ["origin"]}, "filter must map origin, .* to texts"),
+        ({"name": "B1_glaive", "seed": "a"}, "seed must be a whole number, not 'a'"),
         ({"name": "B1_glaive", "rows": -1}, "rows must be a number of prompts, not -1"),
         ({"name": "B1_glaive", "rows": "many"}, "rows must be a number of prompts, not 'many'"),
         ({"name": "B4_mixturethoughts", "config": "math"}, "no samples of config math"),

@@ -154,3 +154,36 @@ def test_an_empty_file_and_an_unknown_form_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n")
     with pytest.raises(SourceError, match=r"a\.csv: cannot tell its format"):
         draw("chat", None, str(tmp_path / "a.csv"), cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "row", "options", "words"),
+    [
+        ("B4_mixturethoughts", "all", {"num_tokens": 1}, {}, "column 'source' is missing .*, expected text"),
+        ("B5_openthoughts", "openthoughts2-1m", {}, {}, "column 'source' is missing"),
+        ("B5_openthoughts", "openthoughts3-1.2m", {"source": "x"}, {}, "column 'domain' is missing"),
+        ("B8_sweagent", "nebius", {}, {}, "column 'instance_id' is missing"),
+        ("chat", None, {"part": "x"}, {"origin_column": "prt"}, "no column 'prt', which origin_column names"),
+        ("chat", None, {"system": ["x"]}, {}, "column 'system' is list, expected text"),
+        ("chat", None, {"messages": [{"role": "user", "txt": "x"}]}, {}, r"none of content, .* \(found: role, txt\)"),
+        ("chat", None, {"messages": [{"speaker": "user", "text": "x"}]}, {}, r"none of role, from \(found: speaker"),
+    ],
+)
+def test_a_column_that_labels_or_says_nothing_any_more_is_one_error(
+    name: str, config: str | None, row: dict[str, Any], options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """Licences and filters go by the labels: rows without them must not pass as free of what is filtered out."""
+    turns = [{"role": "user", "content": "hi"}]
+    path = tmp_path / "renamed.jsonl"
+    path.write_text(json.dumps({"messages": turns, "conversations": turns, "trajectory": turns, **row}))
+    with pytest.raises(SourceError, match=f"^{name}: renamed.jsonl: .*{words}"):
+        draw(name, config, str(path), cache_dir=tmp_path, **options)
+
+
+def test_nullable_and_categorical_columns_of_a_parquet_file(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "hi"}]
+    table = pa.table({"conversations": [turns] * 3, "source": pa.array(["camelai", None, "x"]).dictionary_encode()})
+    pq.write_table(table.append_column("domain", pa.nulls(3)), tmp_path / "a.parquet")
+    drawn = draw("B5_openthoughts", "openthoughts3-1.2m", str(tmp_path / "a.parquet"), cache_dir=tmp_path)
+    assert (drawn.report.kept, drawn.report.duplicates) == (1, 2)
+    assert drawn.prompts[0]["origin"] == "camelai"

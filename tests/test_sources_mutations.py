@@ -135,7 +135,8 @@ def originals() -> list[tuple[str, str, list[Any]]]:
         found.append(("B1_glaive", "default", [row["row_data"] for row in damaged]))
         traj = [json.loads((ROWS / "B8_sweagent/traj/function_calling_simple.traj").read_text())]
         found.append(("B8_sweagent", "traj", traj))
-    metadata = {"problem": "Add.", "domain": "code", "test_cases": '{"fn_name": "f"}', "starter_code": "def f():"}
+    metadata = {"problem": "Add.", "domain": "code", "source": "taco", "test_cases": '{"fn_name": "f"}'}
+    metadata["starter_code"] = "def f():"
     found.append(("B5_openthoughts", "openthoughts-114k-metadata", [metadata]))
     return found
 

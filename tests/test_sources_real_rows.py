@@ -177,6 +177,12 @@ def test_nebius_prompts_are_the_upstream_texts() -> None:
         assert judge("B8_sweagent", row, "nebius").prompts[0].origin.startswith(f"{owner}/")
 
 
+def test_a_nebius_row_without_its_system_text_is_no_prompt() -> None:
+    row = read_jsonl(ROWS / "B8_sweagent/nebius-swe-agent-trajectories.jsonl")[0]
+    row["trajectory"][0]["system_prompt"] = None
+    assert reason("B8_sweagent", row, "nebius") == "empty_turn"
+
+
 def test_swe_smith_messages_are_read_out_of_their_json_string() -> None:
     for row in read_jsonl(ROWS / "B8_sweagent/swe-smith-trajectories-xml.jsonl"):
         upstream = json.loads(row["messages"])
@@ -208,6 +214,17 @@ def test_the_system_text_of_openthoughts_is_dropped_unless_it_is_asked_for() -> 
         for row in read_jsonl(ROWS / "B5_openthoughts/openthoughts-114k.constructed.jsonl")
     ]
     assert Counter(origins) == {"math": 4, "code": 1}
+
+
+def test_openthoughts2_rows_without_a_source_are_known_by_their_first_words() -> None:
+    rows = read_jsonl(ROWS / "B5_openthoughts/openthoughts2-1m.jsonl")
+    prompts = [judge("B5_openthoughts", row, "openthoughts2-1m").prompts[0] for row in rows]
+    assert [(prompt.origin, prompt.license) for prompt in prompts] == [
+        ("math", "Apache-2.0"),
+        ("automath", "Apache-2.0"),
+    ]
+    puzzle = {"conversations": [{"from": "user", "value": "Why?"}], "source": None}
+    assert judge("B5_openthoughts", puzzle, "openthoughts2-1m").prompts[0].license == "unknown"
 
 
 def test_mixture_of_thoughts_keeps_component_licence_and_length() -> None:

@@ -50,8 +50,12 @@ class B4MixtureThoughts(SourceBuilder):
 
     @classmethod
     def columns(cls, config: Any) -> Sequence[Column]:
-        """The count and the component may lack."""
-        return (Column("messages", "list"), Column("num_tokens", "integer", False), Column("source", "text", False))
+        """The component carries the licence, so it may be null but not gone; the count only orders the work."""
+        return (
+            Column("messages", "list"),
+            Column("num_tokens", "integer", False),
+            Column("source", nullable=True),
+        )
 
     @classmethod
     def read(cls, row: dict[str, Any], config: Any) -> Dialogue:

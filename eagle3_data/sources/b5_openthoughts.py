@@ -6,7 +6,7 @@ domain and source (3-1.2M), or the parts of the prompt (114k's `metadata`). Come
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,34 +76,44 @@ class B5OpenThoughts(SourceBuilder):
     @classmethod
     def columns(cls, config: Any) -> Sequence[Column]:
         """What each member of the family has."""
-        labels = (Column("source", "text", False), Column("domain", "text", False))
+        # Filters and licences go by these, so they must not be gone, though a row may hold null.
+        source, domain = Column("source", nullable=True), Column("domain", nullable=True)
         if config.name == _METADATA:
-            more = ("starter_code", "test_cases", "deepseek_reasoning", "deepseek_solution", "source")
-            return (Column("problem"), Column("domain"), *(Column(name, "text", False) for name in more))
+            more = ("starter_code", "test_cases", "deepseek_reasoning", "deepseek_solution")
+            return (Column("problem"), Column("domain"), source, *(Column(name, "text", False) for name in more))
         if config.name == "openthoughts-114k":
             return (Column("system"), Column("conversations", "list"))
-        return (Column("conversations", "list"), *labels)
+        if config.name == "openthoughts2-1m":
+            return (Column("conversations", "list"), source)
+        return (Column("conversations", "list"), source, domain)
 
     @classmethod
     def read(cls, row: dict[str, Any], config: Any) -> Dialogue:
         """Understand one upstream row."""
         if config.name == _METADATA:
             origin = _label(row.get("domain"), row.get("source"))
-            return Dialogue(_from_parts(row), origin=origin, license=_license(origin))
+            return Dialogue(_from_parts(row), origin=origin, license=_license(origin, row["source"]))
         if config.name == "openthoughts-114k":
             origin = _domain(row["conversations"])
             system = row["system"] if config.keep_system else None
             license = "unknown" if origin == "science-puzzle" else "Apache-2.0"
-            return Dialogue(turns(list(_untagged(row["conversations"])), system), origin=origin, license=license)
-        origin = _label(row.get("domain"), row.get("source"))
-        return Dialogue(turns(row["conversations"]), origin=origin, license=_license(origin))
+            return Dialogue(turns(_untagged(row["conversations"]), system), origin=origin, license=license)
+        source = row["source"]
+        if not source and config.name == "openthoughts2-1m":
+            # The part that came from 114k has no source; its mathematics and code show by their first words.
+            shown = _domain(row["conversations"])
+            source = shown if shown in ("code", "math") else None
+        origin = _label(row.get("domain"), source)
+        return Dialogue(turns(row["conversations"]), origin=origin, license=_license(origin, source))
 
 
 def _label(domain: Any, source: Any) -> str:
     return ":".join(part for part in (domain, source) if isinstance(part, str) and part)
 
 
-def _license(origin: str) -> str:
+def _license(origin: str, source: str | None) -> str:
+    if not source:
+        return "unknown"
     # A part is looked for as a word: `apps` must not be found in `mapps`.
     words = origin.lower().replace("-", "_").replace("/", " ").replace(":", " ").replace(".", " ")
     padded = f" {words} ".replace("_", " ")
@@ -114,7 +124,7 @@ def _license(origin: str) -> str:
 
 
 def _domain(conversation: Sequence[Any]) -> str:
-    first = conversation[0] if conversation and isinstance(conversation[0], Mapping) else {}
+    first = conversation[0] if conversation and isinstance(conversation[0], dict) else {}
     text = first.get("value") or first.get("content")
     if not isinstance(text, str):
         return ""
@@ -127,7 +137,7 @@ def _untagged(conversation: Sequence[Any]) -> Iterator[Any]:
     """Turn 114k's thought and solution tags of an answer into the usual thinking tags."""
     begin, end, solution, over = _THOUGHT
     for turn in conversation:
-        text = turn.get("value") if isinstance(turn, Mapping) else None
+        text = turn.get("value") if isinstance(turn, dict) else None
         if isinstance(text, str) and text.lstrip().startswith(begin):
             thought, _, answer = text.lstrip().removeprefix(begin).partition(end)
             answer = answer.replace(solution, "").replace(over, "").strip()

@@ -90,7 +90,7 @@ class B8SweAgent(SourceBuilder):
     @classmethod
     def columns(cls, config: Any) -> Sequence[Column]:
         """What each form has."""
-        instance = Column("instance_id", "text", False)
+        instance = Column("instance_id", nullable=True)
         if config.name == "nebius":
             return (Column("trajectory", "list"), instance)
         if config.name == "swe-smith":
@@ -106,7 +106,7 @@ class B8SweAgent(SourceBuilder):
         """Understand one upstream row."""
         if config.name == "nebius":
             return Dialogue(
-                turns(list(_nebius(row["trajectory"]))),
+                turns(_nebius(row["trajectory"])),
                 origin=_repository(row.get("instance_id")),
                 license="CC-BY-4.0",
             )
@@ -129,8 +129,11 @@ class B8SweAgent(SourceBuilder):
 
 def _nebius(trajectory: Sequence[Any]) -> Iterator[Any]:
     for turn in trajectory:
-        if isinstance(turn, Mapping) and turn.get("role") == "system" and turn.get("text") is None:
-            turn = {"role": "system", "content": turn.get("system_prompt")}
+        if isinstance(turn, dict) and turn.get("role") == "system" and turn.get("text") is None:
+            text = turn.get("system_prompt")
+            if text is None or text == "":  # what the agent was told is unknown, so this is not what it was asked
+                raise Reject("empty_turn", "system: neither text nor system_prompt")
+            turn = {"role": "system", "content": text}
         yield turn
 
 

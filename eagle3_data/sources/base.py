@@ -85,6 +85,8 @@ class SourceConfig(datasets.BuilderConfig):  # type: ignore[misc]
                 raise SourceError(f"option {item.name} must be {type(default).__name__}, not {value!r}")
         if self.turns not in TURN_POLICIES:
             raise SourceError(f"turns: {self.turns!r} is not one of {', '.join(TURN_POLICIES)}")
+        if not isinstance(self.filter or {}, dict):
+            raise SourceError(f"filter must map {', '.join(_FILTER_KEYS)} to texts, not be {self.filter!r}")
         for key, value in (self.filter or {}).items():
             if key not in _FILTER_KEYS:
                 raise SourceError(f"filter: unknown key {key!r}; it may have {', '.join(_FILTER_KEYS)}")

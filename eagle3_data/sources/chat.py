@@ -6,7 +6,7 @@ It is the pattern for a source of one's own, and other sources use its `turns`. 
 
 import ast
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,8 @@ class Chat(SourceBuilder):
             raise Reject("missing_column", f"no column {' or '.join(names)} (found: {found})")
         if not isinstance(messages, list):
             raise Reject("wrong_type", f"column of messages is {type(messages).__name__}, expected list")
+        if config.origin_column and config.origin_column not in row:
+            raise Reject("missing_column", f"no column '{config.origin_column}', which origin_column names")
         return Dialogue(
             messages=turns(messages, row.get("system")),
             tools=tool_schemas(row.get("tools")),
@@ -93,7 +95,7 @@ class Chat(SourceBuilder):
         )
 
 
-def turns(messages: Sequence[Any], system: Any = None) -> Iterator[dict[str, Any]]:
+def turns(messages: Iterable[Any], system: Any = None) -> Iterator[dict[str, Any]]:
     """Yield chat messages in OpenAI form out of the usual upstream forms.
 
     Args:
@@ -103,30 +105,71 @@ def turns(messages: Sequence[Any], system: Any = None) -> Iterator[dict[str, Any
     Raises:
         Reject: a message that has no faithful form, when it is reached.
     """
-    if isinstance(system, str) and system.strip():
+    if system is not None and not isinstance(system, str):
+        raise Reject("wrong_type", f"column 'system' is {type(system).__name__}, expected text")
+    if system and system.strip():
         yield message("system", system)
     state = _Calls()
-    for raw in messages:
-        if not isinstance(raw, Mapping):
+    for index, raw in enumerate(messages):
+        if not isinstance(raw, dict):
             raise Reject("wrong_type", f"a message is {type(raw).__name__}, expected object")
-        upstream = raw.get("role") if raw.get("role") is not None else raw.get("from")
+        upstream = raw.get("role")
+        if upstream is None:
+            upstream = raw.get("from")
         role = _ROLES.get(upstream.lower()) if isinstance(upstream, str) else None
         if role is None:
+            if not any(key in raw for key in _ROLE_KEYS):
+                raise _lacking(raw, _ROLE_KEYS)
             raise Reject("unknown_role", excerpt(upstream))
-        content = next((raw[key] for key in ("content", "value", "text") if raw.get(key) is not None), None)
+        content = raw.get("content")
+        if content is None:
+            content = _given(raw, _TEXT_KEYS)
         if role == "assistant":
             state.settle()
-            calls = [state.call(call) for call in _call_list(raw.get("tool_calls"))]
-            reasoning = raw.get("reasoning_content")
+            calls = [state.call(call) for call in _calls(raw)]
+            if content is None and not calls and not any(key in raw for key in _TEXT_KEYS):
+                raise _lacking(raw, _TEXT_KEYS, role)
+            reasoning = _given(raw, _REASONING_KEYS)
             yield assistant(content, calls, reasoning if isinstance(reasoning, str) else "")
-        elif role == "tool":
+            continue
+        if content is None and not any(key in raw for key in _TEXT_KEYS):
+            raise _lacking(raw, _TEXT_KEYS, role)
+        if role == "tool":
             yield message("tool", content, tool_call_id=state.answer(raw))
         else:
             state.settle()
             if role == "system" and (content is None or not str(content).strip()):
                 continue  # an empty system text says nothing, and templates would render its tokens
+            if role == "system" and index == 0 and content == system:
+                continue  # some data sets hold the same text in a column and in the first message
             yield message(role, content)
     # A dialogue may end on an unanswered call: what follows is the target's business.
+
+
+_ROLE_KEYS = ("role", "from")
+_TEXT_KEYS = ("content", "value", "text")
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+
+
+def _given(raw: dict[str, Any], keys: Sequence[str]) -> Any:
+    for key in keys:
+        value = raw.get(key)
+        if value is not None:
+            return value
+    return None
+
+
+def _lacking(raw: dict[str, Any], keys: Sequence[str], role: str = "") -> Reject:
+    found = ", ".join(sorted(map(str, raw))[:12]) or "nothing"
+    return Reject("wrong_type", f"a message has none of {', '.join(keys)} (found: {found})", role)
+
+
+def _calls(raw: dict[str, Any]) -> list[Any]:
+    calls = _call_list(raw.get("tool_calls"))
+    older = raw.get("function_call")  # one call, as OpenAI had it before tool_calls
+    if not calls and isinstance(older, dict) and older.get("name") is not None:
+        return [{"function": older}]
+    return calls
 
 
 class _Calls:
@@ -211,10 +254,17 @@ def tool_schemas(value: Any) -> str:
         return "[]"
     try:
         tools = strict_json(value) if isinstance(value, str) else _without_nulls(value)
+        if tools is None:
+            return "[]"
         made = []
+        if not isinstance(tools, list):
+            raise TypeError("no list")
         for tool in tools:
-            if "function" not in tool:
-                tool = {"type": "function", "function": tool}
+            if not isinstance(tool, dict):
+                raise TypeError("a tool that is no object")
+            if "function" not in tool:  # a bare function, or the flat form {type, name, parameters}
+                bare = {key: value for key, value in tool.items() if (key, value) != ("type", "function")}
+                tool = {"type": "function", "function": bare}
             if not isinstance(tool["function"]["name"], str):
                 raise TypeError("a name that is not text")
             made.append(tool)

@@ -124,6 +124,8 @@ def draw(
     made = source.make_config(config, **{key: value for key, value in given.items() if value is not None})
     if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 0):
         raise SourceError(f"{name}: rows must be a number of prompts, not {rows!r}")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise SourceError(f"{name}: seed must be a whole number, not {seed!r}")
     if num_proc is not None and (not isinstance(num_proc, int) or num_proc < 1):
         raise SourceError(f"{name}: num_proc must be a number of processes, not {num_proc!r}")
     files, upstream = _files(source, made, data_files, cache_dir)

@@ -223,7 +223,8 @@ def _write_part(source: Any, config: Any, wanted: Sequence[_Wanted], path: Path,
             tally.origins[row["origin"]] += 1
             tally.licenses[row["license"]] += 1
             batch.append(row)
-            size += sum(len(message["content"]) for message in row["messages"])
+            for message in row["messages"]:
+                size += len(message["content"]) + len(message["reasoning_content"] or "")
             if len(batch) == _WRITE_ROWS or size > _WRITE_CHARACTERS:
                 writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=_SCHEMA))
                 written += len(batch)

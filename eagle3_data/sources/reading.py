@@ -41,16 +41,28 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """An upstream column: its name, its kind (`text`, `list`, `object`, `integer`), and whether rows must have it."""
+    """An upstream column: its name, its kind (`text`, `list`, `object`, `integer`), and whether rows must have it.
+
+    A `nullable` column must be there, so that a renamed one is told, but single rows may hold a null.
+    """
 
     name: str
     kind: str = "text"
     required: bool = True
+    nullable: bool = False
 
 
 _PYTHON: Final[dict[str, type | tuple[type, ...]]] = {"text": str, "list": list, "object": dict, "integer": int}
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):  # what pandas writes for categories
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
 _ARROW: Final[dict[str, Callable[[pa.DataType], bool]]] = {
-    "text": lambda t: pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t),
+    "text": _is_text,
     "list": lambda t: pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t),
     "object": pa.types.is_struct,
     "integer": pa.types.is_integer,
@@ -72,7 +84,7 @@ def fault(row: "dict[str, Any] | BadRow", columns: Sequence[Column]) -> BadRow |
     for column in columns:
         value = row.get(column.name)
         if value is None:
-            if column.required:
+            if column.required and not (column.nullable and column.name in row):
                 found = ", ".join(sorted(map(str, row))[:12]) or "no columns"
                 state = "null" if column.name in row else f"missing (found: {found})"
                 return BadRow("missing_column", f"column '{column.name}' is {state}, expected {column.kind}")
@@ -281,7 +293,11 @@ def _parquet(path: str, name: str, columns: Sequence[Column], wanted: Wanted) ->
                         f"{name}: column '{column.name}' is missing (found: {', '.join(schema.names[:12])}), "
                         f"expected {column.kind}"
                     )
-            elif column.required and not _ARROW[column.kind](schema.field(index).type):
+            elif (
+                column.required
+                and not _ARROW[column.kind](schema.field(index).type)
+                and not (column.nullable and pa.types.is_null(schema.field(index).type))
+            ):
                 raise SourceError(
                     f"{name}: column '{column.name}' is {schema.field(index).type}, expected {column.kind}"
                 )
