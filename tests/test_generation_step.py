@@ -50,8 +50,10 @@ def test_map_keeps_order_and_every_id(tmp_path: Path) -> None:
             assert row["stop_token_id"] == (2 if stopped else -1)
             assert (row["rounds"], row["max_new_tokens"], row["error"], row["http_status"]) == (1, 40, "", 0)
         made = records(out)
-        assert made.features == schema.RECORD_FEATURES
-        assert {name: out.features[name] for name in STEP_FEATURES} == dict(STEP_FEATURES)
+        assert made.features.arrow_schema.types == schema.RECORD_FEATURES.arrow_schema.types
+        assert made.column_names == list(schema.RECORD_FEATURES)
+        for name, column in zip(STEP_FEATURES.arrow_schema.names, STEP_FEATURES.arrow_schema.types, strict=True):
+            assert out.features.arrow_schema.field(name).type == column
         assert len(server.requests) == 60
         with generator(url, tmp_path) as step:
             again = given.map(step.generate)

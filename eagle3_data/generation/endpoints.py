@@ -27,6 +27,7 @@ _RETURN_SECONDS: Final = (0.5, 15.0)  # first and longest wait between looks at 
 _FIRST_LIMIT: Final = 64  # where a server that reports its load starts to be explored
 _BLIND_LIMIT: Final = 256  # for one that tells neither load nor slots
 _HIGHEST_LIMIT: Final = 8192
+_SPARE: Final = 10  # one request in so many may wait at a server, so that a free place is filled at once
 
 
 class Endpoint:
@@ -326,12 +327,12 @@ class Endpoints:
                 load = await fetch_load(self._session, endpoint.url)
                 slots = (load.slots if load else 0) or endpoint.facts.slots
                 if load is None:
-                    ceiling = float(slots + max(2, slots // 20)) if slots else float(_BLIND_LIMIT)
+                    ceiling = float(slots + max(2, slots // _SPARE)) if slots else float(_BLIND_LIMIT)
                     if endpoint.outstanding >= endpoint.limit - 1:
                         endpoint.limit = min(ceiling, endpoint.limit * 1.5 + 1)
                     continue
                 # A few waiting requests mean that a place that falls free is filled within the same step.
-                spare = max(2, load.running // 20)
+                spare = max(2, load.running // _SPARE)
                 if load.waiting > 2 * spare:
                     endpoint.limit = max(1.0, float(load.running + spare))
                 elif load.waiting <= spare and endpoint.outstanding >= endpoint.limit - 1:

@@ -250,7 +250,9 @@ class Generator:
                 # A row that already has an answer keeps it: the journal prefers any answer to a failure.
                 self._keep(failed, known_bad=head is not None and not State(head.state).done)
                 return entry_now or failed, endpoint
-            self._keep(entry_now)
+            # A prompt that still does not fit has said so already.
+            if head is None or (head.state, entry_now.state) != (State.SKIPPED, State.SKIPPED):
+                self._keep(entry_now)
             if entry_now.state is not State.LENGTH_CAP:
                 break
         assert entry_now is not None

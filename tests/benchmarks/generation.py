@@ -181,7 +181,7 @@ def answers(rows: int, tokens: int, flight: int, rounds: int) -> dict[str, Any]:
 # --- continuous batching --------------------------------------------------------------------------------------------
 
 
-def batching(rows: int, slots: int, step_seconds: float) -> dict[str, Any]:
+def batching(rows: int, slots: int, step_seconds: float, only: str) -> dict[str, Any]:
     """Slot use with and without what upstream answers tell of the lengths.
 
     Lengths are log-normal (sigma 1.2) and the predictor is off by 0.5 in log length.
@@ -191,10 +191,12 @@ def batching(rows: int, slots: int, step_seconds: float) -> dict[str, Any]:
     guesses = np.clip(lengths * np.exp(generator.normal(0, 0.5, rows)), 1, 1e6)
     result: dict[str, Any] = {"rows": rows, "slots": slots}
     for label, expected, concurrency in (
-        ("first come", None, slots + slots // 20),
-        ("longest first", guesses, slots + slots // 20),
+        ("first come", None, slots + slots // 10),
+        ("longest first", guesses, slots + slots // 10),
         ("longest first, concurrency auto", guesses, "auto"),
     ):
+        if only not in label:
+            continue
         with tempfile.TemporaryDirectory() as name:
             prompts = write_prompts(Path(name) / "prompts.parquet", rows, 20, expected)
             server = BatchingServer(lengths, slots, step_seconds)
@@ -289,12 +291,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=0)
     parser.add_argument("--flight", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--step-ms", type=float, default=2.0)
+    parser.add_argument(
+        "--step-ms", type=float, default=10.0, help="of the batching stub; real decode steps take 20 to 50"
+    )
+    parser.add_argument("--only", default="", help="the batching cases whose name holds this")
     arguments = parser.parse_args()
     if arguments.what == "answers":
         result = answers(arguments.rows or 10_000, arguments.tokens or 2000, arguments.flight, arguments.rounds)
     elif arguments.what == "batching":
-        result = batching(arguments.rows or 20_000, 256, arguments.step_ms / 1000)
+        result = batching(arguments.rows or 20_000, 256, arguments.step_ms / 1000, arguments.only)
     elif arguments.what == "rerun-once":
         result = rerun_once(arguments.folder)
     else:
