@@ -14,7 +14,7 @@ import pytest
 
 import eagle3_data
 from eagle3_data.errors import SourceError
-from eagle3_data.sources import SOURCES, SourceInfo, draw, register, sample_rows
+from eagle3_data.sources import SOURCES, SourceInfo, draw, register, register_installed, sample_rows
 from eagle3_data.sources.base import ConfigInfo
 
 HERE = Path(__file__).resolve().parent
@@ -124,6 +124,16 @@ class Asked(SourceBuilder):
 '''
 
 
+def forget(name: str) -> None:
+    from datasets import packaged_modules
+
+    from eagle3_data.sources import registry
+
+    for table in (SOURCES, registry._MODULES, packaged_modules._PACKAGED_DATASETS_MODULES):
+        table.pop(name, None)
+    sys.modules.pop(name, None)
+
+
 def test_a_fifth_source_is_one_file_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "asked.py").write_text(FIFTH)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -144,10 +154,22 @@ def test_a_fifth_source_is_one_file_and_one_line(tmp_path: Path, monkeypatch: py
             spec.loader.exec_module(module)
             register(module)
     finally:
-        from datasets import packaged_modules
+        forget("asked")
 
-        from eagle3_data.sources import registry
 
-        SOURCES.pop("asked", None)
-        registry._MODULES.pop("asked", None)
-        packaged_modules._PACKAGED_DATASETS_MODULES.pop("asked", None)
+def test_a_source_of_an_installed_package_is_found_by_its_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asked.py").write_text(FIFTH)
+    installed = tmp_path / "asked-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: asked\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[eagle3_data.sources]\nasked = asked\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        assert [info.name for info in register_installed()] == ["asked"] and "asked" in SOURCES
+        (installed / "entry_points.txt").write_text("[eagle3_data.sources]\nasked = absent\n")
+        with pytest.raises(SourceError, match="asked: its source absent cannot be used"):
+            register_installed()
+    finally:
+        forget("asked")

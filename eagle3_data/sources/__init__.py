@@ -4,7 +4,7 @@ from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, So
 from eagle3_data.sources.dialogue import REASONS, Dialogue, Reject
 from eagle3_data.sources.draw import Drawn, draw, load_source
 from eagle3_data.sources.reading import Column
-from eagle3_data.sources.registry import SOURCES, register
+from eagle3_data.sources.registry import SOURCES, register, register_installed
 from eagle3_data.sources.report import SourceReport
 from eagle3_data.sources.upstream import sample_files as sample_rows
 
@@ -23,5 +23,6 @@ __all__ = [
     "draw",
     "load_source",
     "register",
+    "register_installed",
     "sample_rows",
 ]

@@ -165,7 +165,10 @@ def _lacking(raw: dict[str, Any], keys: Sequence[str], role: str = "") -> Reject
 
 
 def _calls(raw: dict[str, Any]) -> list[Any]:
-    calls = _call_list(raw.get("tool_calls"))
+    given = raw.get("tool_calls")
+    if given is None and "function_call" not in raw:
+        return []
+    calls = _call_list(given)
     older = raw.get("function_call")  # one call, as OpenAI had it before tool_calls
     if not calls and isinstance(older, dict) and older.get("name") is not None:
         return [{"function": older}]

@@ -1,9 +1,11 @@
 """The sources by name, and their registration with `datasets`.
 
-A source of one's own is a module with `INFO` and one `SourceBuilder`, and one line here or a call of `register`.
+A source of one's own is a module with `INFO` and one `SourceBuilder`, and one line: here, a call of `register`, or an
+entry point of the package that holds it.
 """
 
 import importlib
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ from eagle3_data.errors import SourceError
 from eagle3_data.sources import b1_glaive, b4_mixturethoughts, b5_openthoughts, b8_sweagent, chat
 from eagle3_data.sources.base import SourceBuilder, SourceInfo, code_hash, nearest
 
+ENTRY_POINTS: Final = "eagle3_data.sources"
 _MODULES: Final[dict[str, ModuleType]] = {}
 SOURCES: Final[dict[str, SourceInfo]] = {}
 
@@ -38,6 +41,22 @@ def register(module: ModuleType | str) -> SourceInfo:
     if isinstance(table, dict):
         table[info.name] = (module.__name__, code_hash())
     return info
+
+
+def register_installed() -> list[SourceInfo]:
+    """Make the sources of installed packages known: modules under the entry point group `eagle3_data.sources`.
+
+    Raises:
+        SourceError: such a module cannot be imported, or is not a source.
+    """
+    found = []
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            found.append(register(entry.value))
+        except Exception as error:  # whatever another package's code raises when it is imported
+            package = entry.dist.name if entry.dist else "a package"
+            raise SourceError(f"{package}: its source {entry.value} cannot be used ({error})") from error
+    return found
 
 
 def builder_of(module: ModuleType) -> Any:
