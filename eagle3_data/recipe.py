@@ -61,6 +61,7 @@ class SourceSpec:
     data_files: str | tuple[str, ...] | None = None
     split: str | None = None
     turns: Literal["first", "last", "prefix"] = "first"
+    num_proc: int | None = None
     rows: int | None = None
     holdout: int = 0
     truncation_target: float | None = None
@@ -150,6 +151,7 @@ def load_recipe(where: str | Path) -> Recipe:
 
 def parse_recipe(text: str, file: str = "<recipe>") -> Recipe:
     """Validate the text of a recipe; `file` is what errors call it. Raises RecipeError."""
+    sources.register_installed()
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -402,6 +404,7 @@ class _Reader:
             "data_files": self.data_files,
             "split": self.text,
             "turns": self.choice("first", "last", "prefix"),
+            "num_proc": self.whole(1, 1024),
             "rows": self.whole(1),
             "holdout": self.whole(0),
             "max_new_tokens": self.or_auto(self.whole(1)),

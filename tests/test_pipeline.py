@@ -71,7 +71,7 @@ def test_kill_9_loses_nothing(tokenizer: Path, data: Path, tmp_path: Path) -> No
         path = recipe(tmp_path / "r.yaml", url, tokenizer, data)
         call("prepare", path, cwd=tmp_path)
         for _ in range(3):
-            journalled = journal_crcs(tmp_path / "runs" / "tried")
+            journalled = journal_crcs(tmp_path / "runs" / "tried", tokenizer)
             (tmp_path / "asked.txt").write_text("")
             process = command("run", path, cwd=tmp_path)
             deadline = time.monotonic() + 60
@@ -81,7 +81,7 @@ def test_kill_9_loses_nothing(tokenizer: Path, data: Path, tmp_path: Path) -> No
             process.kill()
             process.communicate()
             assert not journalled & set(asked(tmp_path))
-        journalled = journal_crcs(tmp_path / "runs" / "tried")
+        journalled = journal_crcs(tmp_path / "runs" / "tried", tokenizer)
         (tmp_path / "asked.txt").write_text("")
         call("run", path, cwd=tmp_path)
         assert not journalled & set(asked(tmp_path))
@@ -89,7 +89,7 @@ def test_kill_9_loses_nothing(tokenizer: Path, data: Path, tmp_path: Path) -> No
     assert parquet_bytes(tmp_path / "runs" / "tried") == parquet_bytes(tmp_path / "calm" / "tried")
 
 
-def journal_crcs(folder: Path) -> set[int]:
+def journal_crcs(folder: Path, tokenizer: Path) -> set[int]:
     """CRCs of the prompts that have an answer in a run's journal."""
     from eagle3_data.generation import Journal
     from eagle3_data.generation.journal_index import keys_of
@@ -97,7 +97,7 @@ def journal_crcs(folder: Path) -> set[int]:
 
     if not (folder / "journal").is_dir():
         return set()
-    target = Target.from_pretrained(json.loads((folder / "manifest.json").read_text())["identity"]["target"]["model"])
+    target = Target.from_pretrained(tokenizer)
     rows = pq.read_table(folder / "prompts" / "B1_glaive.parquet").to_pylist()
     journal = Journal(folder / "journal", readonly=True)
     try:

@@ -69,10 +69,11 @@ def figures(report: LengthReport) -> "dict[str, Callable[[], Figure]]":
 
 def write_figures(report: LengthReport, folder: Path) -> list[Path]:
     """Write every figure as `folder`/<name>.png, each whole or not at all, and return the paths."""
+    drawn = figures(report)
     import matplotlib
 
     paths = []
-    for name, draw in figures(report).items():
+    for name, draw in drawn.items():
         path = folder / f"{name}.png"
         with matplotlib.rc_context(_STYLE), atomic_file(path) as file:
             draw().savefig(file, format="png", dpi=150, metadata={"Software": None})
@@ -82,10 +83,11 @@ def write_figures(report: LengthReport, folder: Path) -> list[Path]:
 
 def svg_uris(report: LengthReport) -> dict[str, str]:
     """Return name -> the figure as a data URI (SVG), to be shown without network."""
+    drawn = figures(report)
     import matplotlib
 
     uris = {}
-    for name, draw in figures(report).items():
+    for name, draw in drawn.items():
         buffer = io.BytesIO()
         with matplotlib.rc_context(_STYLE):
             draw().savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

@@ -22,7 +22,7 @@ from eagle3_data.schema import PROMPT_FEATURES, arrow_schema
 
 _ROWS_AT_ONCE = 5 * ROWS_PER_GROUP
 # What of a source entry does not decide which prompts there are.
-_LATER = ("max_new_tokens", "truncation_target", "holdout")
+_LATER = ("max_new_tokens", "truncation_target", "holdout", "num_proc")
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ def _draw(recipe: Recipe, spec: SourceSpec, earlier: list[sources.Drawn]) -> sou
         revision=spec.revision,
         filter={key: list(values) for key, values in spec.filter.items()} or None,
         split=spec.split,
+        num_proc=spec.num_proc,
         dedupe_against=earlier or None,
         **spec.options,
     )

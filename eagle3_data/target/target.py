@@ -119,9 +119,11 @@ class Target:
         name = str(path_or_id)
         tokenizer = load_tokenizer(name, revision, trust_remote_code)
         origin = {"kind": "pretrained", "path": name, "revision": revision, "trust_remote_code": trust_remote_code}
+        # Where a folder lies on this machine is no part of what the model is, and nothing a card should tell.
+        label = Path(name).resolve().name if Path(name).is_dir() else name
         return cls(
             tokenizer,
-            model=name,
+            model=label,
             revision=resolved_revision(name, revision),
             thinking=thinking,
             profile=profile,
