@@ -29,6 +29,7 @@ COVERAGE_SIZES: Final = (8_192, 16_384, 32_768, 65_536)
 SPECFORGE_FILE: Final = "vocab_mapping.pt"
 SPECULATORS_FILES: Final = ("d2t.npy", "t2d.npy")
 REPORT_FILE: Final = "vocabulary.json"
+_SCRATCH_IDS: Final = 2**19
 
 
 @dataclass(frozen=True)
@@ -85,29 +86,41 @@ def count_tokens(
 def _count(records: Records, size: int, max_length: int | None) -> TokenCounts:
     by_source: dict[str, Counts] = {}
     rows = 0
+    wide = np.empty(_SCRATCH_IDS, np.intp)
     columns = ["source", "output_ids", *(["prompt_tokens"] if max_length is not None else [])]
     for table in records.tables(columns):
-        rows += table.num_rows
-        outputs = table["output_ids"].combine_chunks()
-        lengths = np.asarray(pa.compute.list_value_length(outputs), np.int64)
-        ids = outputs.flatten().to_numpy()
-        _check_ids(records.name, ids, size)
-        sources = np.asarray(table["source"].to_pylist(), dtype=object)
-        # rows of a source mostly stand together: one bincount for each stretch
-        starts = np.flatnonzero(np.concatenate([[True], sources[1:] != sources[:-1]]))
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        for first, last in zip(starts, [*starts[1:], len(sources)], strict=True):
-            part = ids[offsets[first] : offsets[last]]
-            if max_length is not None:
-                prompts = np.asarray(table["prompt_tokens"], np.int64)[first:last]
-                part = part[_within(lengths[first:last], max_length - prompts)]
-            counts = by_source.setdefault(str(sources[first]), np.zeros(size, np.int64))
-            counts += np.bincount(part, minlength=size)
+        # batch by batch, since joining the chunks of a table would copy the ids
+        for batch in table.to_batches():
+            rows += batch.num_rows
+            outputs = batch["output_ids"]
+            ids = outputs.flatten().to_numpy()
+            _check_ids(records.name, ids, size)
+            lengths = np.asarray(pa.compute.list_value_length(outputs), np.int64)
+            offsets = np.concatenate([[0], np.cumsum(lengths)])
+            # rows of a source mostly stand together: one histogram for each stretch
+            runs = pa.compute.run_end_encode(batch["source"])
+            first = 0
+            for source, last in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+                part = ids[offsets[first] : offsets[last]]
+                if max_length is not None:
+                    prompts = np.asarray(batch["prompt_tokens"], np.int64)[first:last]
+                    part = part[_within(lengths[first:last], max_length - prompts)]
+                _add(by_source.setdefault(source, np.zeros(size, np.int64)), part, wide)
+                first = last
     return TokenCounts(dict(sorted(by_source.items())), size, rows)
 
 
+def _add(counts: Counts, ids: NDArray[np.int32], wide: NDArray[np.intp]) -> None:
+    """Add the histogram of ids to counts; `wide` is scratch, so that memory stays small whatever the rows hold."""
+    for start in range(0, len(ids), len(wide)):
+        part = ids[start : start + len(wide)]
+        wide[: len(part)] = part
+        counts += np.bincount(wide[: len(part)], minlength=len(counts))
+
+
 def _check_ids(name: str, ids: NDArray[np.int32], size: int) -> None:
-    if ids.size and (int(ids.max()) >= size or int(ids.min()) < 0):
+    # seen as unsigned, a negative id is larger than any vocabulary: one pass finds both kinds
+    if ids.size and int(ids.view(np.uint32).max()) >= size:
         wrong = int(ids.max()) if int(ids.max()) >= size else int(ids.min())
         raise DataError(
             f"{name}: token id {wrong} is not in a vocabulary of {size:,}; `eagle3-data check` names the row"
