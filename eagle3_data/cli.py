@@ -128,18 +128,19 @@ def _lengths(options: argparse.Namespace) -> int:
     from eagle3_data.run_folder import write_json
 
     report = pipeline.measure(options.dataset)
-    result: Any = report
+    comparison = None
     if options.other:
         names = (options.dataset, options.other)
-        result = compare_lengths(report, pipeline.measure(options.other), names)
+        comparison = compare_lengths(report, pipeline.measure(options.other), names)
     if options.html:
-        write_page(report, Path(options.html), f"Lengths of {options.dataset}")
+        write_page(report, Path(options.html), f"Lengths of {options.dataset}", comparison)
+    result = comparison or report
     if options.json_file == "-":
         print(json.dumps(result.to_dict(), ensure_ascii=False, indent=2))
         return 0
     if options.json_file:
         write_json(Path(options.json_file), result.to_dict())
-    print(result.to_text())
+    print((comparison.to_text() if comparison else report.to_text(full=options.full)).rstrip("\n"))
     return 0
 
 
@@ -263,7 +264,11 @@ def _parser() -> argparse.ArgumentParser:
     add("prepare", _prepare, "read the raw rows and write the prompts, with the table of rejects", recipe=True)
     add("plan", _plan, "dry run: token profile, prompt lengths, budgets, the first prompt, cost", recipe=True)
     sub = add("pilot", _pilot, "a random sample under a high cap, then the cap that each source needs", recipe=True)
-    sub.add_argument("--rows", type=_positive, default=200, help="prompts of each source (default: 200)")
+    sub.add_argument(
+        "--rows",
+        type=_positive,
+        help="prompts of each source (default: as its truncation_target needs, 474 for 1 %%)",
+    )
     sub.add_argument("--high-cap", type=_positive, help="the cap of the pilot (default: all that the context allows)")
     sub = add("generate", _generate, "ask the target for what has no answer yet", recipe=True)
     sub.add_argument("--shard", type=_shard, metavar="I/N", help="only this share of the prompts; shards are 0 … N-1")
@@ -286,6 +291,7 @@ def _parser() -> argparse.ArgumentParser:
         "--json", dest="json_file", metavar="F", help="also write the numbers to this file (- for stdout)"
     )
     sub.add_argument("--html", metavar="F", help="also write a page that needs no network")
+    sub.add_argument("--full", action="store_true", help="every table with every interval, as the card has them")
     sub = add("vocab", _vocab, "draft vocabulary (d2t, t2d) with its coverage", json_flag=False)
     sub.add_argument("dataset", metavar="DATASET")
     sub.add_argument("--size", type=_positive, default=32_000)

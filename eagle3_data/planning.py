@@ -16,7 +16,16 @@ import pyarrow.parquet as pq
 from eagle3_data.errors import EngineUnavailable, UsageError
 from eagle3_data.generation import ContextLimits
 from eagle3_data.generation.server_check import ServerInfo
-from eagle3_data.lengths import LengthReport, PromptReport, count_characters, prompt_report, worth_of_rows
+from eagle3_data.lengths import (
+    LengthReport,
+    PromptReport,
+    Worth,
+    count_characters,
+    prompt_report,
+    rows_for_cap,
+    wording,
+    worth_of_rows,
+)
 from eagle3_data.pipeline.answering import check_servers, generate_locked, load_target, tools_warnings
 from eagle3_data.pipeline.describing import describe
 from eagle3_data.pipeline.opening import Run
@@ -32,6 +41,7 @@ HIGH_CAP: Final = 32_768
 _DEFAULT_TARGET: Final = 0.01
 _BATCH: Final = 1_000
 _PILOT_ROUNDS: Final = 3
+_PILOT_SPARE: Final = 1  # rows of a pilot that may be lost or cut, and it still finds a cap
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,7 @@ class Plan:
     prepared: Prepared
     target: Target
     prompts: Mapping[str, PromptReport]
-    worth: Mapping[str, list[str]]
+    worth: Mapping[str, Worth]
     example: str
     server: ServerInfo | None
     no_server: str
@@ -55,6 +65,7 @@ class Plan:
             "target": self.target.identity(),
             "profile": self.target.profile.to_dict(),
             "prompts": {name: report.to_dict() for name, report in self.prompts.items()},
+            "worth": {name: worth.to_dict() for name, worth in self.worth.items()},
             "example": self.example,
             "server": _facts(self.server),
             "no_server": self.no_server,
@@ -75,7 +86,7 @@ class Plan:
         else:
             parts.append(f"No server was asked, so budgets are not known: {self.no_server}")
         parts.append("\n".join(line for report in self.prompts.values() for line in report.sentences()))
-        parts.append("\n".join(f"{name}: {line}" for name, lines in self.worth.items() for line in lines))
+        parts.append("\n".join(f"{name}: {line}" for name, worth in self.worth.items() for line in worth.sentences()))
         parts.append(_cost_words(self.cost))
         parts.append(f"The first prompt, as the target sees it (⟦…⟧ are control tokens):\n{self.example}")
         parts += [f"Warning: {warning}" for warning in self.warnings]
@@ -104,7 +115,7 @@ def plan(run: Run) -> Plan:
         else None
     )
     reports: dict[str, PromptReport] = {}
-    worth: dict[str, list[str]] = {}
+    worth: dict[str, Worth] = {}
     example = ""
     for spec in run.recipe.sources:
         path = run.folder.prompts_path(spec.name)
@@ -112,7 +123,7 @@ def plan(run: Run) -> Plan:
         rows = pq.ParquetFile(path).metadata.num_rows
         cap = spec.max_new_tokens if spec.max_new_tokens != AUTO else None
         reports[spec.name] = prompt_report(spec.name, tokens, characters, prompts=rows, cap=cap, limits=limits)
-        worth[spec.name] = worth_of_rows(rows, spec.truncation_target or _DEFAULT_TARGET).sentences()
+        worth[spec.name] = worth_of_rows(rows, spec.truncation_target or _DEFAULT_TARGET)
         if not example and rows:
             example = _first_prompt(path, target)
     return Plan(
@@ -227,34 +238,56 @@ class Pilot:
             interval = f"{_or_none(low)} – {_or_none(high)}"
             rows.append([name, found["rows"], found["max_new_tokens"] or "cannot tell", interval])
             if found["max_new_tokens"] is None:
-                why, target = found["reason"].replace("_", " "), found["truncation_target"]
-                notes.append(
-                    f"{name}: {found['rows']:,} rows cannot show a cap that cuts at most {target:.2%} ({why}); it "
-                    f"takes at least {found['rows_needed']:,} rows, or a higher --high-cap where answers were cut"
-                )
-        table = show_table("Caps", ["source", "rows", "max_new_tokens", "smallest (95 %)"], rows, *notes)
-        return f"{self.lengths.to_text()}\n\n{table}\nmax_new_tokens: auto in the recipe takes these caps"
+                notes.append(_no_cap(name, found))
+        columns = ["source", "rows", "max_new_tokens", "smallest (95 %)"]
+        table = show_table("Caps that meet the truncation targets", columns, rows, *notes)
+        found_any = any(found["max_new_tokens"] for found in self.caps.values())
+        last = "\nmax_new_tokens: auto in the recipe takes these caps" if found_any else ""
+        return f"{self.lengths.to_text()}\n{table}{last}"
 
 
-def pilot(run: Run, *, rows: int = 200, high_cap: int | None = None) -> Pilot:
+def _no_cap(name: str, found: Mapping[str, Any]) -> str:
+    """Why the pilot found no cap, and what would."""
+    asked = f"{name}: {wording.count(found['rows'], 'answer')} cannot show a cap that cuts at most "
+    asked += wording.percent(found["truncation_target"])
+    needed = wording.tokens(found["rows_needed"])
+    if found["reason"] == "unanswered":
+        return f"{asked}, since prompts have no answer; run the pilot again to go on with it"
+    if found["reason"] == "beyond_caps":
+        return f"{asked}, since too many reached the high cap; raise --high-cap, or what the server's context allows"
+    if found["prompts"] < found["rows_needed"]:
+        return (
+            f"{asked}: that takes {needed}, and the source has only {wording.count(found['prompts'], 'prompt')}; "
+            "give max_new_tokens as a number"
+        )
+    return f"{asked}: that takes {needed}; go on with --rows {found['rows_good']}"
+
+
+def pilot(run: Run, *, rows: int | None = None, high_cap: int | None = None) -> Pilot:
     """Generate a random sample of every source under a high cap, in rounds, and find the cap each source needs.
 
     Args:
         run: the run that the caps are for; the pilot lives in its folder, under `pilot`.
-        rows: prompts of each source.
+        rows: prompts of each source, by default as many as its truncation target needs (474 for 1 %), one of which may
+            be lost or longer than the high cap. Not bounded by the recipe's rows: a pilot may be larger than its run.
         high_cap: the longest answer the pilot lets through; the context bounds it as well.
 
     Raises:
         UsageError: the high cap is not above 0.
         EngineError and others: as `generate`.
     """
-    top = high_cap or HIGH_CAP
+    folder = RunFolder(run.folder.path / "pilot")
+    before = max([0, *(entry.get("extended_to", 0) for entry in _entries(folder).values())])
+    top = max(HIGH_CAP, before) if high_cap is None else high_cap
     if top < 1:
         raise UsageError(f"--high-cap {top}: give a number of tokens above 0")
+    if top < before:
+        raise UsageError(f"--high-cap {top}: {folder.path} has answers under {before}; give that, or remove it")
     first = max(1, top // 2**_PILOT_ROUNDS)
 
     def small(spec: SourceSpec) -> SourceSpec:
-        return replace(spec, rows=min(rows, spec.rows or rows), max_new_tokens=first, holdout=0)
+        wanted = rows or rows_for_cap(spec.truncation_target or _DEFAULT_TARGET, allowed=_PILOT_SPARE)
+        return replace(spec, rows=wanted, max_new_tokens=first, holdout=0)
 
     recipe = replace(
         run.recipe,
@@ -262,14 +295,16 @@ def pilot(run: Run, *, rows: int = 200, high_cap: int | None = None) -> Pilot:
         extend=ExtendSpec(top, _PILOT_ROUNDS),
         publish=None,
     )
-    trial = Run(recipe, RunFolder(run.folder.path / "pilot"), run.progress)
+    trial = Run(recipe, folder, run.progress)
     with run.folder.lock():
         with trial.folder.lock():
-            prepare_locked(trial, again=False)
+            prepared = prepare_locked(trial, again=False)
             generated = generate_locked(trial)
+            _state_cap(trial.folder, top)
             targets = {spec.name: spec.truncation_target or _DEFAULT_TARGET for spec in run.recipe.sources}
             report = describe(trial.folder, targets)
-        caps = {name: _choice(report, name, targets[name]) for name in report.sources}
+        drawn = prepared.to_dict()["sources"]
+        caps = {name: _choice(report, name, targets[name], drawn[name]["prompts"]) for name in report.sources}
         manifest = run.folder.read_manifest()
         manifest.setdefault("name", run.recipe.name)
         manifest["pilot"] = {
@@ -281,14 +316,29 @@ def pilot(run: Run, *, rows: int = 200, high_cap: int | None = None) -> Pilot:
     return Pilot(trial.folder.path, report, caps, generated.exit_status)
 
 
-def _choice(report: LengthReport, name: str, target: float) -> dict[str, Any]:
-    advised = report.to_dict()["sources"][name]["advice"]["advised"]
-    smallest = advised["smallest"]
+def _entries(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    entries: dict[str, dict[str, Any]] = folder.read_manifest().get("extent", {}).get("sources", {})
+    return entries
+
+
+def _state_cap(folder: RunFolder, cap: int) -> None:
+    """Let the pilot's manifest say how far its answers could go: the first round's cap is not what judges them."""
+    manifest = folder.read_manifest()
+    for entry in manifest["extent"]["sources"].values():
+        entry["extended_to"] = cap
+    folder.write_manifest(manifest)
+
+
+def _choice(report: LengthReport, name: str, target: float, prompts: int) -> dict[str, Any]:
+    advice = report.to_dict()["sources"][name]["advice"]
+    advised, smallest = advice["advised"], advice["advised"]["smallest"]
     return {
         "max_new_tokens": advised["cap"],
         "truncation_target": target,
-        "rows": advised["rows"],
+        "rows": advice["rows"],
+        "prompts": prompts,
         "rows_needed": advised["rows_needed"],
+        "rows_good": rows_for_cap(target, allowed=_PILOT_SPARE),
         "reason": advised["reason"],
         "interval": [smallest["low"], smallest["high"]],
     }

@@ -1,11 +1,22 @@
 """What plan and pilot say of lengths before and after a sample is generated."""
 
+import json
+
 import numpy as np
 import pytest
+from pipeline_support import call, glaive_file, recipe, server, smollm2_folder
 
 from eagle3_data.errors import DataError
 from eagle3_data.generation.budget import ContextLimits
-from eagle3_data.lengths import LengthCounts, choose_cap, count_characters, prompt_report, worth_of_rows
+from eagle3_data.lengths import (
+    LengthCounts,
+    choose_cap,
+    count_characters,
+    measure_lengths,
+    prompt_report,
+    worth_of_rows,
+)
+from eagle3_data.run_folder import RunFolder
 
 
 def prompts(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -104,3 +115,56 @@ def test_a_pilot_chooses_the_cap_for_auto():
     few = choose_cap(LengthCounts.from_arrays(lengths[:200]), 0.01)
     assert few.to_dict()["reason"] == "too_few_rows" and "pilot at least 299" in few.sentence("a")
     assert choose_cap(final, 0.2).cap < choice.cap
+
+
+@pytest.mark.parametrize(
+    ("cut", "waiting", "reason"),
+    [
+        (0, 0, "too_few_rows"),  # 200 rows that all ended
+        (20, 0, "beyond_caps"),
+        (0, 300, "unanswered"),  # the rows of an unfinished run would do
+        (0, 50, "too_few_rows"),  # and these would not
+    ],
+)
+def test_why_there_is_no_cap(cut, waiting, reason):
+    ends = LengthCounts.from_arrays(np.arange(1, 201), np.arange(200) >= 200 - cut, waiting=waiting)
+    assert choose_cap(ends, 0.01).reason == reason
+
+
+def test_many_rows_near_the_target_are_not_called_too_few():
+    lengths = np.concatenate((np.arange(1, 2977), np.full(24, 2977)))  # 0.8 % cut: the upper limit is above 1 %
+    choice = choose_cap(LengthCounts.from_arrays(lengths, lengths == 2977), 0.01)
+    assert (choice.cap, choice.reason) == (None, "beyond_caps") and choice.rows > choice.rows_needed
+
+
+def test_a_pilot_by_command_finds_the_cap_that_auto_takes(tmp_path):
+    tokenizer = smollm2_folder(tmp_path / "tokenizer")
+    data = glaive_file(tmp_path / "glaive.json", 120)
+    with server(tokenizer) as url:
+        written = recipe(
+            tmp_path / "r.yaml", url, tokenizer, data, rows=80, max_new_tokens="auto", truncation_target=0.05
+        )
+        refused = call("run", written, "--progress", "none", cwd=tmp_path, status=2)[1]
+        assert "run `eagle3-data pilot" in refused
+        few = json.loads(call("pilot", written, "--rows", 20, "--high-cap", 128, "--json", cwd=tmp_path)[0])
+        assert few["caps"]["B1_glaive"] | {"interval": 0} == {
+            "max_new_tokens": None,
+            "truncation_target": 0.05,
+            "rows": 20,
+            "prompts": 120,
+            "rows_needed": 59,
+            "rows_good": 93,
+            "reason": "too_few_rows",
+            "interval": 0,
+        }
+        text = call("pilot", written, "--high-cap", 256, "--progress", "none", cwd=tmp_path)[0]
+        assert "max_new_tokens: auto in the recipe takes these caps" in text and "the cap of 256" in text
+        assert "--high-cap 100" in call("pilot", written, "--high-cap", 100, cwd=tmp_path, status=2)[1]
+        pilot = RunFolder(tmp_path / "runs" / "tried" / "pilot")
+        found = measure_lengths(pilot).to_dict()["sources"]["B1_glaive"]
+        assert found["rows"] == 93 and found["advice"]["cap"] == 256 and found["truncated"]["rows"] == 0
+        call("run", written, "--progress", "none", cwd=tmp_path)
+        run = RunFolder(tmp_path / "runs" / "tried")
+        cap = run.read_manifest()["pilot"]["B1_glaive"]["max_new_tokens"]
+        measured = measure_lengths(run).to_dict()["sources"]["B1_glaive"]
+        assert cap == found["advice"]["advised"]["cap"] == measured["budgets"]["max"] == measured["advice"]["cap"]

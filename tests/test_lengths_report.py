@@ -383,6 +383,31 @@ def test_terminal_view_is_compact_and_complete(report):
     assert "p99.9" in report.to_text(120, full=True) and "p99.9" not in text
 
 
+def test_tables_are_never_cut_and_names_wrap_only_where_they_must(report, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    long = "a_source_with_quite_a_long_name_indeed"
+    named = measure_lengths(dataset(columns(long, 300, 300_000, 10**6), columns("b", 300, 90_000, 10**6)))
+    assert named.to_text().count(f" {long} ") >= 5, "to a file or a pipe tables are as wide as they need be"
+    narrow = named.to_text(80)
+    assert f" {long} " not in narrow.split("•")[0] and f" {long[:24]}" in narrow
+    row = next(line for line in narrow.splitlines() if line.startswith(" whole"))
+    assert wording.share_with_interval(named.to_dict()["whole"]["truncated"]["share"]) in row
+    prose = [line for line in report.to_text().splitlines() if line.startswith("•")]
+    assert max(map(len, prose)) <= 120
+
+
+def test_rows_cut_by_lower_caps_are_not_called_short_by_task():
+    found = measure_lengths(dataset(columns("a", 1500, 400, 300), columns("a", 1500, 400, 10_240, seed=1))).to_dict()
+    advice = found["sources"]["a"]["advice"]
+    assert advice["cap"] == 10_240 and advice["verdict"] == "enough" and advice["cause"] == "cap"
+    assert "were cut by a lower cap and not extended" in advice["words"][0]
+    long = measure_lengths(dataset(columns("a", 3000, 4000, 10**6))).to_dict()["sources"]["a"]["advice"]
+    assert long["cause"] == "task" and long["words"][0].startswith("a is as long as the task makes it: half of")
+    extended = {"extent": {"sources": {"a": {"max_new_tokens": 100, "extended_to": 5000}}}}
+    after = measure_lengths(dataset(columns("a", 300, 400, 300)), manifest=extended).to_dict()
+    assert after["sources"]["a"]["advice"]["cap"] == 5000
+
+
 def test_no_answers_yet_is_said_and_not_a_crash(tmp_path):
     run = make_run(tmp_path / "run", 40, 40)
     shutil.rmtree(run.path / "records")
@@ -479,7 +504,24 @@ def test_comparison_tells_a_change_from_noise():
     with pytest.raises(UsageError, match="no source in common"):
         compare_lengths(one, other)
     alone = measure_lengths(dataset(columns("a", 800, 500, 2048)))
-    assert list(compare_lengths(alone, other).to_dict()["sources"]) == ["a / c"], "two sources may be compared"
+    pair = compare_lengths(alone, other, ("x", "y"))
+    assert list(pair.to_dict()["sources"]) == ["a / c"], "two sources may be compared"
+    assert " a (x) " in pair.to_text() and " c (y) " in pair.to_text()
+    page = Page(render_page(one, "v1", found))
+    shown = {name: rows for name, rows in page.tables.items() if name.startswith("compared_")}
+    assert [row[0] for row in shown["compared_completion"][1:]] == ["a (v1)", "a (v2)", "b (v1)", "b (v2)"]
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_the_chance_of_a_distance_is_that_of_all_deals(rows):
+    from scipy import stats
+
+    one = {name: values[:rows] for name, values in columns("a", 100, 4000, 10**6).items()}
+    two = columns("a", 20, 500, 10**6, seed=5)
+    found = compare_lengths(measure_lengths(dataset(one)), measure_lengths(dataset(two))).to_dict()
+    exact = stats.ks_2samp(one["completion_tokens"], two["completion_tokens"], method="exact").pvalue
+    assert found["sources"]["a"]["completion"]["distance"]["p_value"] == pytest.approx(exact, abs=0.05)
+    assert not found["sources"]["a"]["completion"]["distance"]["differs"] or rows > 1
 
 
 def test_uncensored_distance_is_scipys():

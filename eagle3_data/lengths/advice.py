@@ -41,7 +41,8 @@ class CapChoice:
         target, confidence: what was asked for.
         rows: rows of the sample.
         rows_needed: fewest rows with which a cap can be advised at all.
-        reason: "measured", "too_few_rows" (none can be with so few) or "beyond_caps" (too many were cut).
+        reason: "measured", "too_few_rows" (none can be with so few), "beyond_caps" (too many were cut) or "unanswered"
+            (the rows would do, were the missing ones among them answered).
     """
 
     cap: int | None
@@ -88,13 +89,19 @@ def choose_cap(
         return CapChoice(None, nothing, truncation_target, confidence, 0, needed, "too_few_rows")
     found = first_limit_at_most(curve, truncation_target + _ROUNDING, 1 - confidence, upper=True)
     smallest = quantile(curve, 1 - truncation_target, confidence)
-    until = curve.known_until()
     if found is not None:
         cap = max(multiple, -(-found // multiple) * multiple)
         return CapChoice(cap, smallest, truncation_target, confidence, curve.rows, needed, "measured")
-    few = until is None or float(curve.pessimistic(np.array([until]))[0]) <= truncation_target
-    reason = "too_few_rows" if few else "beyond_caps"
+    reason = _why_none(curve, truncation_target, needed)
     return CapChoice(None, smallest, truncation_target, confidence, curve.rows, needed, reason)
+
+
+def _why_none(curve: Curve, target: float, needed: int) -> str:
+    until, waiting = curve.known_until(), curve.waiting
+    cut = until is not None and float(curve.survival(np.array([until]))[0]) > target
+    if waiting and not cut and curve.rows + waiting >= needed:
+        return "unanswered"
+    return "too_few_rows" if curve.rows < needed and not cut else "beyond_caps"
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ class Advice:
         context: how the present and the advised cap fit the target's context with this source's prompts.
         cost: tokens and hours of a fresh run at either cap, and of `extend` instead.
         cut_by_context: share of rows cut because the context was full; a higher cap does not help these.
+        cut_below_cap: share of rows cut by a lower cap than the present one, so that `extend` has work left.
         unfinished: rows without an answer yet.
     """
 
@@ -132,12 +140,13 @@ class Advice:
     context: dict[str, Any] | None
     cost: dict[str, Any]
     cut_by_context: Interval
+    cut_below_cap: Interval
     unfinished: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return the advice as JSON values."""
         plain = asdict(self)
-        for key in ("above_cap", "median", "p99", "cut_by_context"):
+        for key in ("above_cap", "median", "p99", "cut_by_context", "cut_below_cap"):
             plain[key] = getattr(self, key).to_dict()
         plain["advised"]["smallest"] = self.advised.smallest.to_dict()
         del plain["advised"]["target"], plain["advised"]["confidence"], plain["advised"]["rows"]
@@ -176,6 +185,8 @@ def advise(
     above = share_above(curve, cap, confidence) if cap is not None and curve.rows else Interval(None, None, None)
     verdict = _verdict(curve, cap, target, confidence)
     aim = advised.cap or _next_try(advised, curve, prompt, tail, target, context_length)
+    below = max(0, int(completion.cut[completion.values < (cap or 0)].sum()) - cut_by_context)
+    cut_below_cap = share_interval(below, completion.rows, confidence)
     return Advice(
         source=source,
         cap=cap,
@@ -184,7 +195,7 @@ def advise(
         rows=completion.rows,
         above_cap=above,
         verdict=verdict,
-        cause=_cause(curve, cap, target, confidence),
+        cause=_cause(curve, cap, target, confidence, cut_below_cap),
         median=quantile(curve, 0.5, confidence),
         p99=quantile(curve, 0.99, confidence),
         advised=advised,
@@ -193,6 +204,7 @@ def advise(
         context=_context(prompt, cap, aim, context_length),
         cost=_cost(completion, curve, prompt, tail, cap, aim, tokens_per_second),
         cut_by_context=share_interval(cut_by_context, completion.rows, confidence),
+        cut_below_cap=cut_below_cap,
         unfinished=completion.waiting,
     )
 
@@ -209,12 +221,12 @@ def _verdict(curve: Curve, cap: int | None, target: float, confidence: float) ->
     return "enough" if high <= target + _ROUNDING else "too_small" if low > target else "cannot_tell"
 
 
-def _cause(curve: Curve, cap: int | None, target: float, confidence: float) -> str:
-    """Say whether task or cap makes answers short. A cap shortens only the answers that reach it."""
+def _cause(curve: Curve, cap: int | None, target: float, confidence: float, cut_below_cap: Interval) -> str:
+    """Say whether task or cap makes the recorded answers short. A cap shortens only the answers that reach it."""
     if cap is None or not curve.rows:
         return "cannot_tell"
     low, high = _limits(curve, cap, confidence)
-    if low > target:
+    if low > target or (cut_below_cap.low or 0.0) > target:
         return "cap"
     typical = quantile(curve, 0.75).high
     return "task" if high <= 0.2 and typical is not None and typical < cap / 2 else "cannot_tell"
@@ -229,8 +241,13 @@ def _next_try(
     context_length: int | None,
 ) -> int | None:
     """Return the cap to try where the data show none: the tail model's if trusted, else twice the largest."""
+    if choice.reason != "beyond_caps":
+        return None
     until = curve.known_until()
-    if choice.reason != "beyond_caps" or until is None or until <= 0:
+    if until is None:  # some row ended as the last of all: rows cut before are worth that much
+        longest = int(curve.counts.values[-1])
+        return max(CAP_MULTIPLE, -(-longest // CAP_MULTIPLE) * CAP_MULTIPLE)
+    if until <= 0:
         return None
     cap = 2 * until
     if tail is not None and (forecast := tail.cap(target)[0]) <= tail.trusted_until:

@@ -4,13 +4,14 @@ Goes in: the dictionary of an `Advice`, or of a whole report. Comes out: sentenc
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from eagle3_data.lengths import wording
 from eagle3_data.lengths.advice import CapChoice, dominated_by_rows
 from eagle3_data.lengths.intervals import rows_for_cap
 
 Values = Mapping[str, Any]
+SHORT: Final = 1000  # a median below so many tokens is called short
 
 
 def advice_sentences(source: str, advice: Values) -> list[str]:
@@ -21,8 +22,8 @@ def advice_sentences(source: str, advice: Values) -> list[str]:
     words += _tail(advice) + _cost(advice) + _context(advice)
     if advice["unfinished"]:
         words.append(
-            f"{wording.tokens(advice['unfinished'])} prompts have no answer yet (waiting, timed out or failed); "
-            "short answers finish first, so what is recorded is biased short; the limits allow for all they may be."
+            f"{wording.count(advice['unfinished'], 'prompt')} without an answer (waiting, timed out or failed) may be "
+            "of any length, and the limits allow for all of it."
         )
     return [sentence for sentence in words if sentence]
 
@@ -38,7 +39,13 @@ def _judgement(source: str, advice: Values) -> str:
     else:
         body = f"half of the answers end within {wording.tokens_with_interval(median)} tokens, and {longer}"
     if advice["cause"] == "task":
-        return f"{source} is short because the task is short: {body}."
+        short = median["value"] is not None and median["value"] < SHORT
+        why = "is short because the task is short" if short else "is as long as the task makes it"
+        return f"{source} {why}: {body}."
+    below = advice["cut_below_cap"]
+    if advice["cause"] == "cap" and below["low"] and below["low"] > advice["target"]:
+        share = wording.share(below["value"])
+        return f"{source} is cut by caps: {body}, and {share} of the rows were cut by a lower cap and not extended."
     if advice["cause"] == "cap":
         return f"{source} is cut by the cap: {body}."
     return f"{source}: the data cannot tell whether the cap shapes the lengths; {body}."
@@ -58,9 +65,14 @@ def _cap(advice: Values) -> str:
             return f"Raise the cap: {found} ({estimate})."
         return f"Whether the present cap meets the target of {target} is open; {found} ({estimate})."
     needed = wording.tokens(choice["rows_needed"])
+    if choice["reason"] == "unanswered":
+        return (
+            f"Whether the cap is enough for a target of {target} is open until the prompts without an answer have "
+            "one: go on with the run, and look again."
+        )
     if choice["reason"] == "too_few_rows":
         return (
-            f"{wording.tokens(advice['rows'])} rows cannot show that any cap cuts at most {target}: a pilot of at "
+            f"{wording.count(advice['rows'], 'row')} cannot show that any cap cuts at most {target}: a pilot of at "
             f"least {needed} rows can ({wording.tokens(_better_rows(advice))} for a cap that is not far too high)."
         )
     verdict = "is too small" if advice["verdict"] == "too_small" else "may be too small"
@@ -73,8 +85,9 @@ def _cap(advice: Values) -> str:
         )
     tried = f"to {wording.tokens(advice['next_try'])}" if advice["next_try"] else "further"
     return (
-        f"The cap {verdict} for a target of {target}, and how high it must be lies beyond what was let through. "
-        f"Extend the cut rows {tried} and look again, or pilot at least {needed} rows of this source under a high cap."
+        f"The cap {verdict} for a target of {target}, and how high it must be is hidden, since too many rows were "
+        f"cut. Extend the cut rows {tried} and look again, or pilot at least {needed} rows of this source under a "
+        "high cap."
     )
 
 
@@ -87,9 +100,11 @@ def choice_sentence(source: str, choice: CapChoice) -> str:
             f"smallest that does is estimated at {wording.tokens_with_interval(choice.smallest.to_dict())}, from "
             f"{wording.tokens(choice.rows)} rows."
         )
+    if choice.reason == "unanswered":
+        return f"{source}: too many prompts of the pilot have no answer; run the pilot again to go on with it."
     if choice.reason == "too_few_rows":
         return (
-            f"{source}: {wording.tokens(choice.rows)} rows cannot show that any cap cuts at most {target}; pilot at "
+            f"{source}: {wording.count(choice.rows, 'row')} cannot show that any cap cuts at most {target}; pilot at "
             f"least {wording.tokens(choice.rows_needed)}."
         )
     return (
@@ -124,13 +139,13 @@ def _cost(advice: Values) -> list[str]:
     words = []
     if advised and present and advice["verdict"] != "enough":
         words.append(
-            f"A fresh run of {wording.tokens(cost['rows'])} rows costs {_tokens(advised)} at "
+            f"A fresh run of {wording.count(cost['rows'], 'row')} costs {_tokens(advised)} at "
             f"{wording.tokens(advised['cap'])}, against {_tokens(present)} at {wording.tokens(present['cap'])}."
         )
     if extend and advice["verdict"] != "enough":
         most = "" if extend["at_most"] else f"at most {wording.tokens(extend['completion_tokens_at_most'])}, "
         words.append(
-            f"Extending the {wording.tokens(extend['rows'])} cut rows to {wording.tokens(extend['cap'])} costs "
+            f"Extending the {wording.count(extend['rows'], 'cut row')} to {wording.tokens(extend['cap'])} costs "
             f"{_tokens(extend)} instead ({most}beside {wording.tokens(extend['prefill_tokens'])} tokens of prefill)."
         )
     return words
@@ -172,10 +187,14 @@ def report_sentences(values: Values, clustered: Sequence[str] = ()) -> list[str]
     missing = values["whole"]["unfinished"]
     unanswered = missing["waiting"] + missing["timed_out"] + missing["failed"]
     if unanswered:
+        kinds = {"waiting": "not answered yet", "timed_out": "timed out", "failed": "failed"}
+        parts = [f"{wording.tokens(missing[key])} {kind}" for key, kind in kinds.items() if missing[key]]
+        late = missing["waiting"] + missing["timed_out"]
+        bias = "Short answers finish first, so the recorded lengths are biased short. " if late else ""
         words.append(
             f"This run is not complete: {wording.tokens(unanswered)} of "
-            f"{wording.tokens(unanswered + values['whole']['rows'])} prompts have no answer yet. Short answers finish "
-            "first, so the recorded lengths are biased short; these rows count as censored."
+            f"{wording.count(unanswered + values['whole']['rows'], 'prompt')} have no answer ({', '.join(parts)}). "
+            f"{bias}These rows count as censored: they may be of any length."
         )
     for name in dominated_by_rows(values["sources"]):
         section = values["sources"][name]

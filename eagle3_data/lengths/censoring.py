@@ -38,6 +38,7 @@ class Curve(Protocol):
     """What one source's curve and a mixture of curves both answer. All take lengths (k,) and give float64 (k,)."""
 
     rows: int
+    waiting: int
     steps: Ints
 
     def survival(self, lengths: ArrayLike) -> Floats: ...
@@ -136,7 +137,7 @@ class SourceCurve:
         if informative:
             self._optimistic = _Product(values, ended + unknown, cut)
             self._pessimistic = _Product(values, ended, cut, immortal=informative)
-        self.rows = counts.rows
+        self.rows, self.waiting = counts.rows, counts.waiting
         # The lower limit falls just after a step where rows were cut, the upper one only at steps.
         self.steps: Ints = np.union1d(values, counts.values[counts.cut + counts.loose > 0] + 1)
 
@@ -197,6 +198,7 @@ class MixtureCurve:
         total = sum(weight for weight, _ in parts)
         self.parts = [(weight / total, curve) for weight, curve in parts if weight > 0]
         self.rows = sum(curve.rows for _, curve in self.parts)
+        self.waiting = sum(curve.waiting for _, curve in self.parts)
         self.steps: Ints = np.unique(np.concatenate([curve.steps for _, curve in self.parts]))
 
     def survival(self, lengths: ArrayLike) -> Floats:

@@ -12,6 +12,7 @@ import jinja2
 
 from eagle3_data.errors import UsageError
 from eagle3_data.lengths import wording
+from eagle3_data.lengths.comparison import NOTE, Comparison, comparison_tables
 from eagle3_data.lengths.report import LengthReport
 from eagle3_data.lengths.tables import Table, report_tables
 from eagle3_data.run_folder import atomic_file
@@ -27,8 +28,8 @@ _CAPTIONS: Final = {
 _VERDICTS: Final = {"enough": "cap is enough", "too_small": "cap is too small", "cannot_tell": "cannot tell yet"}
 
 
-def render_page(report: LengthReport, title: str = "Lengths") -> str:
-    """Return the page of a report.
+def render_page(report: LengthReport, title: str = "Lengths", comparison: Comparison | None = None) -> str:
+    """Return the page of a report, and below it how the report compares with another, where that is given.
 
     Without matplotlib the page has no figures and says what to install.
     """
@@ -50,15 +51,16 @@ def render_page(report: LengthReport, title: str = "Lengths") -> str:
         figures=[(name, caption, drawn[name]) for name, caption in _CAPTIONS.items() if name in drawn],
         missing=missing,
         tables=[_table(table) for table in report_tables(values)],
+        comparison=_comparison(comparison.to_dict()) if comparison else None,
         wording=wording,
         # A "<" in a name could end the block, or begin something else.
         data=json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
     )
 
 
-def write_page(report: LengthReport, path: Path, title: str = "Lengths") -> None:
-    """Write the page, whole or not at all."""
-    html = render_page(report, title)
+def write_page(report: LengthReport, path: Path, title: str = "Lengths", comparison: Comparison | None = None) -> None:
+    """Write the page, whole or not at all; see `render_page`."""
+    html = render_page(report, title, comparison)
     with atomic_file(path) as file:
         file.write(html.encode())
 
@@ -77,6 +79,15 @@ def _source(name: str, section: dict[str, Any]) -> dict[str, Any]:
             ("truncated", wording.share_with_interval(section["truncated"]["share"])),
             ("cap", wording.tokens(advice["cap"])),
         ],
+    }
+
+
+def _comparison(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "title": " and ".join(values["names"]),
+        "words": values["words"],
+        "note": NOTE,
+        "tables": [_table(table) for table in comparison_tables(values)],
     }
 
 

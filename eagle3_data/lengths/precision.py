@@ -60,8 +60,8 @@ class Worth:
         """Return it in plain words."""
         target, half = wording.percent(self.truncation_target), f"{self.share_half_width * 100:.1f}"
         words = [
-            f"{wording.tokens(self.rows)} rows give any share of rows to ± {half} percentage points at worst "
-            f"({wording.tokens(self.rows_for_five_points)} for ± 5), and bound the quantiles "
+            f"{wording.count(self.rows, 'row')} can show any share of rows to ± {half} percentage points at worst "
+            f"({wording.tokens(self.rows_for_five_points)} for ± 5), and bound "
             f"{_range(self.bounded)} ({wording.tokens(self.rows_for_p99)} rows for p99)."
         ]
         if self.rows < self.rows_for_target:
@@ -80,7 +80,9 @@ class Worth:
 
 
 def _range(names: Sequence[str]) -> str:
-    return f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0] if names else "none"
+    if not names:
+        return "no quantile"
+    return f"the quantiles {names[0]} to {names[-1]}" if len(names) > 1 else f"the quantile {names[0]}"
 
 
 def worth_of_rows(rows: int, truncation_target: float = 0.01, confidence: float = CONFIDENCE) -> Worth:

@@ -261,6 +261,8 @@ def read_hub(name: str) -> tuple[dict[str, SourceTally], dict[str, Any]]:
     from huggingface_hub import HfFileSystem
 
     match = _HUB_NAME.match(name)
+    if name.startswith((".", "/", "~")) or name.endswith(".parquet"):
+        raise UsageError(f"{name}: no such file or folder")
     if match is None:
         raise UsageError(f"{name}: neither a path that exists nor a Hub data set such as org/name@v1.0.0")
     root = f"datasets/{match[1]}" + (f"@{match[2]}" if match[2] else "")
@@ -268,9 +270,14 @@ def read_hub(name: str) -> tuple[dict[str, SourceTally], dict[str, Any]]:
     try:
         files = sorted(filesystem.glob(f"{root}/**/*.parquet"))
     except Exception as error:  # the Hub client raises a dozen kinds, all meaning that nothing could be listed
-        raise UsageError(f"{name}: cannot be listed on the Hub ({type(error).__name__}: {error})") from error
+        raise UsageError(
+            f"{name}: no such folder here, and as a Hub data set it cannot be listed ({type(error).__name__}: {error})"
+        ) from error
     if not files:
-        raise UsageError(f"{name}: no Parquet files there; is the name, the revision and your token right?")
+        raise UsageError(
+            f"{name}: no such folder here, and no Parquet files of that name on the Hub; is the name, the revision "
+            "and your token right?"
+        )
     manifest: dict[str, Any] = {}
     if filesystem.exists(f"{root}/manifest.json"):
         manifest = json.loads(filesystem.cat_file(f"{root}/manifest.json"))

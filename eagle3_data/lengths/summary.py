@@ -184,11 +184,12 @@ def _budgets(tallies: Sequence[SourceTally]) -> dict[str, Any]:
 
 
 def present_cap(tally: SourceTally, extent: Mapping[str, Any] | None) -> int | None:
-    """Return a source's cap: the recipe's if it is a number, else the largest budget sent; None if unknown."""
-    stated = (extent or {}).get("max_new_tokens")
-    if isinstance(stated, int) and stated > 0:
-        return stated
-    for counts in (tally.caps_of_cut.counts(), tally.caps.counts()):
-        if counts.rows and counts.extreme(-1) > 0:
-            return counts.extreme(-1)
-    return None
+    """Return a source's cap: the highest that the run states or has sent (it may have been extended); None if unknown.
+
+    Where nothing is stated, budgets that the context shortened do not count, if any row was cut by the cap itself.
+    """
+    given = extent or {}
+    stated = [cap for key in ("max_new_tokens", "caps", "extended_to") if isinstance(cap := given.get(key), int)]
+    sent = [counts.extreme(-1) for tallied in (tally.caps_of_cut, tally.caps) if (counts := tallied.counts()).rows]
+    highest = max([*stated, *sent], default=0) if stated else next((cap for cap in sent if cap > 0), 0)
+    return highest or None

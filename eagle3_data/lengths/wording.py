@@ -11,7 +11,7 @@ def tokens(value: float | None) -> str:
     """Write a number of tokens or rows: 10,240; one decimal below 10 where it is not whole."""
     if value is None:
         return "–"
-    if value == int(value) or abs(value) >= 10:
+    if value == int(value) or abs(value) >= 9.95:
         return f"{value:,.0f}"
     return f"{value:,.1f}"
 
@@ -45,12 +45,15 @@ def share_with_interval(cell: Mapping[str, Any]) -> str:
 def tokens_with_interval(cell: Mapping[str, Any], known_until: int | None = None) -> str:
     """Write {value, low, high} of a length: 471 (455–489), or "over 4,096" beyond what the caps let through."""
     value, low, high = cell["value"], cell["low"], cell["high"]
-    if value is None and low is None and high is None:
+    if value is None and low is None and high is None and not known_until:
         return "–"
-    name = tokens(value) if value is not None else f"over {tokens(known_until)}" if known_until else "unknown"
+    if high is None and not low:  # a length of at least 0 tokens says nothing
+        low = None
+    beyond = max(known_until or 0, low - 1 if value is None and low else 0)
+    name = tokens(value) if value is not None else f"over {tokens(beyond)}" if known_until else "unknown"
     if low is None and high is None:
         return f"{name} (no bounds)"
-    if high is None and value is None and known_until is not None and low is not None and low <= known_until + 1:
+    if high is None and value is None and known_until and low == beyond + 1:
         return f"{name} (no upper bound)"
     if high is None:
         return f"{name} (≥ {tokens(low)}, no upper bound)"
@@ -59,8 +62,15 @@ def tokens_with_interval(cell: Mapping[str, Any], known_until: int | None = None
     return f"{name} ({tokens(low)}–{tokens(high)})"
 
 
+def count(number: int, noun: str) -> str:
+    """Write a number of things: 1 row, 2,000 rows."""
+    return f"{tokens(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def hours(value: float | None) -> str:
-    """Write hours: 12 h, 1.5 h, 8 min."""
+    """Write hours: 12 h, 1.5 h, 8 min, under 1 min."""
     if value is None:
         return "–"
+    if value * 60 < 1:
+        return "under 1 min"
     return f"{value * 60:.0f} min" if value < 1 else f"{value:.1f} h" if value < 10 else f"{value:,.0f} h"
