@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG_BYTES: Final = 64 << 20
 _OPEN_FILES: Final = 64
+_FRAME_SPARE: Final = 512  # what a frame of no tokens is seldom longer than
 
 
 class Journal:
@@ -125,12 +126,10 @@ class Journal:
             self._segments.append(log)
             with machine_errors(log):
                 rows, covered = read_index(log)
-                rows["segment"] = number
-                parts.append(rows)
-                heads: list[Head] = []
+                heads: list[bytes] = []
                 damage = 0
                 for found in scan_file(log, covered):
-                    if isinstance(found, Head):
+                    if isinstance(found, bytes):
                         heads.append(found)
                         if damage:
                             logger.warning("%s: %d damaged bytes skipped; their rows are asked again", log, damage)
@@ -138,8 +137,9 @@ class Journal:
                     else:
                         damage = found
                         self.damaged_bytes += found
-                if heads:
-                    parts.append(rows_of(heads, number))
+                whole = np.concatenate([rows, rows_of(heads)])
+                whole["segment"] = number
+                parts.append(whole)
         if parts:
             self.index.add_rows(parts)
 
@@ -148,8 +148,7 @@ class Journal:
 
     def head(self, sample_id: str) -> Head | None:
         """Return how a row stands without reading its content, or None when it is unknown."""
-        found = self.index.find(row_key(sample_id))
-        return found[0] if found else None
+        return self.index.find(row_key(sample_id))
 
     def get(self, sample_id: str) -> Entry | None:
         """Return a row's outcome, or None.
@@ -160,25 +159,27 @@ class Journal:
         found = self.index.find(row_key(sample_id))
         if found is None:
             return None
-        entry = self._read(found[1], found[0].offset)
+        entry = self._read(found.segment, found.offset, found.tokens)
         if entry.sample_id != sample_id:
-            raise DataError(f"{self._segments[found[1]]}: two rows share a key: {entry.sample_id} and {sample_id}")
+            log = self._segments[found.segment]
+            raise DataError(f"{log}: two rows share a key: {entry.sample_id} and {sample_id}")
         return entry
 
     def read_many(self, positions: npt.NDArray[np.int64]) -> list[Entry | None]:
         """Return the outcomes at `positions` of the index (None for -1), read in the order they lie on disk."""
-        segments, offsets = self.index.column("segment", positions), self.index.column("offset", positions)
+        known = np.flatnonzero(positions >= 0)
+        places = [self.index.column(name, positions[known]) for name in ("segment", "offset", "tokens")]
+        order = np.lexsort((places[1], places[0]))
         entries: list[Entry | None] = [None] * len(positions)
-        for at in np.lexsort((offsets, segments)).tolist():
-            if positions[at] >= 0:
-                entries[at] = self._read(int(segments[at]), int(offsets[at]))
+        for at, *place in zip(known[order].tolist(), *(column[order].tolist() for column in places), strict=True):
+            entries[at] = self._read(*place)
         return entries
 
     def look_up(self, keys: U64) -> npt.NDArray[np.int64]:
         """Return index positions of many keys (see `keys_of`), -1 where unknown."""
         return self.index.positions(keys)
 
-    def _read(self, segment: int, offset: int) -> Entry:
+    def _read(self, segment: int, offset: int, tokens: int) -> Entry:
         if self._writer is not None and segment == self._writer.segment and offset >= self._writer.written:
             self.flush()
         log = self._segments[segment]
@@ -188,7 +189,7 @@ class Journal:
                 os.close(self._files.pop(next(iter(self._files))))
             file = self._files[segment] = os.open(log, os.O_RDONLY)
         with machine_errors(log):
-            data = os.pread(file, 16384, offset)
+            data = os.pread(file, _FRAME_SPARE + 4 * tokens, offset)
             magic, length, crc = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0)
             if magic == MAGIC and len(data) < HEADER.size + length:
                 data += os.pread(file, HEADER.size + length - len(data), offset + len(data))
@@ -217,9 +218,10 @@ class Journal:
         frame, crc = encode(entry, key, self._width)
         state, tokens = int(entry.state), len(entry.output_ids)
         # Only this thread appends, so the frame will lie where the writer's offset is now.
-        head = Head(key, self._writer.offset, crc, entry.prompt_crc, tokens, entry.rounds, state)
+        where = (self._writer.offset, crc, entry.prompt_crc, tokens, self._writer.segment)
+        head = Head(key, *where, entry.rounds, state).packed()
         self._writer.put(frame, head)
-        self.index.add(head, self._writer.segment)
+        self.index.add(key, head)
 
     @property
     def crowded(self) -> bool:

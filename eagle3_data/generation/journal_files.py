@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from eagle3_data.generation.entry import Head, scan
-from eagle3_data.generation.journal_index import ROW, Rows, rows_of
+from eagle3_data.generation.entry import scan
+from eagle3_data.generation.journal_index import ROW, Rows
 from eagle3_data.run_folder import machine_errors
 
 _SYNC_SECONDS: Final = 1.0
@@ -36,7 +36,7 @@ class SegmentWriter:
         self.offset = 0  # where the next frame will lie
         self._synced = 0
         self._pending: list[bytes] = []
-        self._heads: list[Head] = []
+        self._heads: list[bytes] = []
         self._error: OSError | None = None
         self._urgent = False
         self._closing = False
@@ -44,7 +44,7 @@ class SegmentWriter:
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
-    def put(self, frame: bytes, head: Head) -> None:
+    def put(self, frame: bytes, head: bytes) -> None:
         with self._changed:
             if self._error is not None:
                 self._raise()
@@ -80,7 +80,7 @@ class SegmentWriter:
                 raise OSError(self._error.errno, self._error.strerror) from self._error
 
     def _run(self) -> None:
-        unsynced: list[Head] = []
+        unsynced: list[bytes] = []
         last_sync = time.monotonic()
         while True:
             with self._changed:
@@ -138,13 +138,13 @@ def new_segment(path: Path, shard: int, shards: int) -> Path:
                 number += 1
 
 
-def _append_index(log: Path, heads: Sequence[Head], covered: int) -> None:
+def _append_index(log: Path, heads: Sequence[bytes], covered: int) -> None:
     """Append a batch: magic, rows, bytes of the log it reaches to, CRC of what follows, then the rows.
 
     It comes after the sync of the frames it speaks of, so whoever reads it need not check those again. It is itself
     never synced: where it is torn or missing, the log is scanned instead. A disk too full for it loses nothing.
     """
-    rows = rows_of(heads, 0).tobytes()
+    rows = b"".join(heads)
     lead = len(heads).to_bytes(4, "little") + covered.to_bytes(8, "little")
     batch = _INDEX_MAGIC + lead + zlib.crc32(lead + rows).to_bytes(4, "little") + rows
     with contextlib.suppress(OSError), log.with_suffix(".idx").open("ab") as file:
@@ -152,7 +152,10 @@ def _append_index(log: Path, heads: Sequence[Head], covered: int) -> None:
 
 
 def read_index(log: Path) -> tuple[Rows, int]:
-    """Return the index rows of a segment and how many bytes of it they cover; nothing where it cannot be trusted."""
+    """Return the index rows of a segment and how many bytes of it they cover; nothing where it cannot be trusted.
+
+    Their field `segment` is what that process counted, and means nothing here.
+    """
     try:
         data = memoryview(log.with_suffix(".idx").read_bytes())
     except FileNotFoundError:
@@ -170,8 +173,8 @@ def read_index(log: Path) -> tuple[Rows, int]:
     return np.concatenate(parts), covered
 
 
-def scan_file(log: Path, start: int, chunk: int = 64 << 20) -> Iterator[Head | int]:
-    """Yield heads and damaged stretches of a segment from byte `start`, in bounded memory."""
+def scan_file(log: Path, start: int, chunk: int = 64 << 20) -> Iterator[bytes | int]:
+    """Yield packed heads and damaged stretches of a segment from byte `start`, in bounded memory."""
     with log.open("rb") as file:
         file.seek(start)
         carried, base = b"", start
@@ -180,7 +183,7 @@ def scan_file(log: Path, start: int, chunk: int = 64 << 20) -> Iterator[Head | i
             data = carried + more
             if not data:
                 return
-            heads: list[Head | int] = list(scan(memoryview(data), base))
+            heads: list[bytes | int] = list(scan(memoryview(data), base))
             # A frame may go on in the next chunk: keep the last stretch that is not whole until the file ends.
             last = heads[-1] if heads else 0
             tail = last if more and isinstance(last, int) else 0

@@ -15,7 +15,7 @@ from eagle3_data.generation.entry import Head, State, hash_of
 U64 = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.void]
 
-# On disk and in memory alike: what one frame is known by. Little-endian, unpadded.
+# A packed Head, its key in two halves. Little-endian, unpadded.
 ROW: Final = np.dtype(
     [
         ("hi", "<u8"),
@@ -39,16 +39,9 @@ def keys_of(sample_ids: Iterable[str]) -> U64:
     return np.frombuffer(joined, "<u8").reshape(-1, 2)
 
 
-def rows_of(heads: Sequence[Head], segment: int) -> Rows:
-    """Return index rows of frames of one segment."""
-    rows = np.zeros(len(heads), ROW)
-    if heads:
-        halves = np.frombuffer(b"".join(head.key for head in heads), "<u8").reshape(-1, 2)
-        rows["hi"], rows["lo"] = halves[:, 0], halves[:, 1]
-        rows["segment"] = segment
-        for name, column in zip(Head._fields[1:], list(zip(*heads, strict=True))[1:], strict=True):
-            rows[name] = column
-    return rows
+def rows_of(heads: Iterable[bytes]) -> Rows:
+    """Return packed heads as index rows."""
+    return np.frombuffer(b"".join(heads), ROW)
 
 
 def _standing(rows: Rows) -> npt.NDArray[np.int64]:
@@ -70,7 +63,7 @@ class JournalIndex:
     def __init__(self) -> None:
         self._hi: U64 = np.zeros(0, np.uint64)
         self._rest: dict[str, npt.NDArray[Any]] = {name: np.zeros(0, ROW[name]) for name in _REST}
-        self._recent: dict[bytes, tuple[Head, int]] = {}
+        self._recent: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
         self.settle()
@@ -81,14 +74,12 @@ class JournalIndex:
         """Bytes held by the arrays."""
         return self._hi.nbytes + sum(column.nbytes for column in self._rest.values())
 
-    def add(self, head: Head, segment: int) -> None:
-        """Take in one new frame."""
-        known = self._recent.get(head.key)
-        if known is not None:
-            pair = np.concatenate([rows_of([known[0]], known[1]), rows_of([head], segment)])
-            if int(np.argmax(_standing(pair))) == 0:
-                return
-        self._recent[head.key] = (head, segment)
+    def add(self, key: bytes, head: bytes) -> None:
+        """Take in one new frame by its packed head."""
+        known = self._recent.get(key)
+        if known is not None and int(np.argmax(_standing(rows_of([known, head])))) == 0:
+            return
+        self._recent[key] = head
         if len(self._recent) >= _MERGE_AT:
             self.settle()
 
@@ -113,29 +104,26 @@ class JournalIndex:
         """Merge the table of new frames into the arrays."""
         if self._recent:
             recent, self._recent = self._recent, {}
-            by_segment: dict[int, list[Head]] = {}
-            for head, segment in recent.values():
-                by_segment.setdefault(segment, []).append(head)
-            self.add_rows([rows_of(heads, segment) for segment, heads in by_segment.items()])
+            self.add_rows([rows_of(recent.values())])
 
-    def find(self, key: bytes) -> tuple[Head, int] | None:
-        """Return the head and segment of a row's outcome, or None."""
+    def find(self, key: bytes) -> Head | None:
+        """Return the head of a row's outcome, or None."""
         found = self._at(key)
         recent = self._recent.get(key)
-        if recent is None or found is None:
-            return recent or found
-        pair = np.concatenate([rows_of([found[0]], found[1]), rows_of([recent[0]], recent[1])])
-        return recent if int(np.argmax(_standing(pair))) else found
+        if recent is None:
+            return found
+        if found is not None and int(np.argmax(_standing(rows_of([found.packed(), recent])))) == 0:
+            return found
+        return Head.unpacked(recent)
 
-    def _at(self, key: bytes) -> tuple[Head, int] | None:
+    def _at(self, key: bytes) -> Head | None:
         if not len(self._hi):
             return None
         halves = np.frombuffer(key, "<u8")
         at = int(self._hi.searchsorted(halves[0]))
         if at == len(self._hi) or self._hi[at] != halves[0] or self._rest["lo"][at] != halves[1]:
             return None
-        values = {name: int(self._rest[name][at]) for name in Head._fields[1:]}
-        return Head(key, **values), int(self._rest["segment"][at])
+        return Head(key, **{name: int(self._rest[name][at]) for name in Head._fields[1:]})
 
     def positions(self, keys: U64) -> npt.NDArray[np.int64]:
         """Return where each key's row is in the arrays, or -1: int64, shape (rows,). Valid until the next addition."""
