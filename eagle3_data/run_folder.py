@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import IO, Any, Final, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from eagle3_data.errors import DataError, DiskFull, MachineError, RunLocked
@@ -22,6 +23,8 @@ from eagle3_data.errors import DataError, DiskFull, MachineError, RunLocked
 MANIFEST_FORMAT: Final = 1
 ROWS_PER_FILE: Final = 50_000
 ROWS_PER_GROUP: Final = 1_000
+# Of token ids, before compression: who streams the first rows reads about one group, a third of this.
+_BYTES_PER_GROUP: Final = 2**21
 
 
 @contextlib.contextmanager
@@ -122,8 +125,9 @@ def write_parquet(
 
     Args:
         path: where the file appears.
-        batches: tables that can be cast to `schema`; each becomes row groups of at most ROWS_PER_GROUP rows, so give
-            tables of a multiple of that to keep the bytes independent of how they were cut.
+        batches: tables that can be cast to `schema`; each becomes row groups of at most ROWS_PER_GROUP rows, fewer
+            where rows are long, so give tables of a multiple of that to keep the bytes independent of how they were
+            cut.
         schema: Arrow schema without metadata of its own.
         metadata: key-value metadata of the file.
 
@@ -145,9 +149,23 @@ def write_parquet(
     ):
         for batch in batches:
             table = batch.replace_schema_metadata(None).select(schema.names).cast(schema)
-            writer.write_table(table.replace_schema_metadata(full.metadata), row_group_size=ROWS_PER_GROUP)
+            table = table.replace_schema_metadata(full.metadata)
+            for first in range(0, max(1, table.num_rows), ROWS_PER_GROUP):
+                part = table.slice(first, ROWS_PER_GROUP)
+                groups = min(max(1, part.num_rows), max(1, -(-_id_bytes(part) // _BYTES_PER_GROUP)))
+                writer.write_table(part, row_group_size=max(1, -(-part.num_rows // groups)))
             rows += table.num_rows
     return rows
+
+
+def _id_bytes(table: pa.Table) -> int:
+    """Return the bytes of the lists of integers in a table."""
+    lists = [column for column in table.columns if pa.types.is_list(column.type)]
+    numbers = [column for column in lists if pa.types.is_integer(column.type.value_type)]
+    return sum(
+        (pc.sum(pc.list_value_length(column)).as_py() or 0) * column.type.value_type.bit_width // 8
+        for column in numbers
+    )
 
 
 class RunFolder:
