@@ -67,7 +67,8 @@ def open_session(api_key: str | None, request_timeout: float) -> aiohttp.ClientS
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, socket_factory=_keep_alive_socket)
     cookies = aiohttp.DummyCookieJar()  # none are used, and looking for them costs as much as parsing the answer
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=request_timeout)
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    # On the session, since headers of a single request are merged anew each time.
+    headers = {**_HEADERS, "Authorization": f"Bearer {api_key}"} if api_key else _HEADERS
     return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers, cookie_jar=cookies)
 
 
@@ -124,9 +125,7 @@ class Asker:
             self.requests += 1
             status, body, failure, wait = 0, b"", "", -1.0
             try:
-                async with self._session.post(
-                    endpoint.generate_url, data=data, headers=_HEADERS, allow_redirects=False
-                ) as reply:
+                async with self._session.post(endpoint.generate_url, data=data, allow_redirects=False) as reply:
                     status = reply.status
                     if status in _BUSY or status in _TRANSIENT:
                         wait = _retry_after(reply.headers.get("Retry-After", ""))

@@ -43,12 +43,33 @@ class Learned:
         return (self.tokens + _PRIOR_TOKENS) / (self.rows + 1)
 
 
-@dataclass(slots=True, eq=False)
 class _Run:
-    """Ready units, best first, and how many were taken."""
+    """Ready units of a queue, best first. `unit` is the next one, of `size` rows and `expected` tokens."""
 
-    units: npt.NDArray[np.uint32]
-    taken: int = 0
+    def __init__(self, units: npt.NDArray[np.uint32], queue: "SourceQueue") -> None:
+        self._units = units
+        self._queue = queue
+        self._taken = 0
+        self._look()
+
+    def _look(self) -> None:
+        self.unit = unit = int(self._units[self._taken])
+        self.first, end = self._queue.bounds(unit)
+        self.size = end - self.first
+        self.expected = self._queue.expected_of(unit)
+
+    def advance(self) -> bool:
+        """Go on to the next unit; whether there is one."""
+        self._taken += 1
+        if self._taken == len(self._units):
+            return False
+        self._look()
+        return True
+
+    @property
+    def rest(self) -> npt.NDArray[np.uint32]:
+        """The units that were not taken."""
+        return self._units[self._taken :]
 
 
 @dataclass(slots=True)
@@ -102,48 +123,52 @@ class SourceQueue:
         self._seen = max(self._seen, upto)
         if len(fresh):
             known = self._sums[fresh] > 0
-            self._known = _joined(self._known, fresh[known], self._sums)
-            self._unknown = _joined(self._unknown, fresh[~known], self._sums)
+            self._known = self._joined(self._known, fresh[known])
+            self._unknown = self._joined(self._unknown, fresh[~known])
+
+    def _joined(self, runs: list[_Run], fresh: npt.NDArray[np.uint32]) -> list[_Run]:
+        """Add ready units as a run of their own; many small runs are merged into one."""
+        if not len(fresh):
+            return runs
+        if len(runs) >= 16:
+            fresh = np.concatenate([fresh, *(run.rest for run in runs)])
+            runs = []
+        # Stable, so that units of equal length keep their draw order.
+        return [*runs, _Run(fresh[np.argsort(-self._sums[fresh], kind="stable")], self)]
+
+    def bounds(self, unit: int) -> tuple[int, int]:
+        """Return where the rows of a unit begin and end."""
+        return int(self._starts[unit]), int(self._starts[unit + 1])
+
+    def expected_of(self, unit: int) -> float:
+        """Return the tokens that are expected of a unit, 0 if unknown."""
+        return float(self._sums[unit])
 
     def best(self) -> tuple[float, _Run | None]:
         """Return the expected tokens of the longest ready unit (-1 when none is ready), and where it stands first."""
         best, chosen = -1.0, None
+        ratio, mean = self.learned.ratio, self.learned.mean
         for runs, known in ((self._known, True), (self._unknown, False)):
             for run in runs:
-                unit = int(run.units[run.taken])
-                size = int(self._starts[unit + 1]) - int(self._starts[unit])
-                value = float(self._sums[unit]) * self.learned.ratio if known else self.learned.mean * size
-                value = min(value, float(self.cap * size))
+                value = run.expected * ratio if known else mean * run.size
+                value = min(value, float(self.cap * run.size))
                 if value > best:
                     best, chosen = value, run
         return best, chosen
 
     def take(self, run: _Run) -> tuple[list[int], list[float]]:
         """Take the first unit of `run`: its row numbers in the order of turns, and what is expected of each."""
-        unit = int(run.units[run.taken])
-        run.taken += 1
-        if run.taken == len(run.units):
+        part = slice(run.first, run.first + run.size)
+        if not run.advance():
             for runs in (self._known, self._unknown):
                 if run in runs:
                     runs.remove(run)
-        part = slice(int(self._starts[unit]), int(self._starts[unit + 1]))
         return self.rows[part].tolist(), self.expected[part].tolist()
 
     @property
     def exhausted(self) -> bool:
         """Whether every unit was taken."""
         return self._seen == len(self._order) and not self._known and not self._unknown
-
-
-def _joined(runs: list[_Run], fresh: npt.NDArray[np.uint32], sums: npt.NDArray[np.float32]) -> list[_Run]:
-    """Add ready units as a run of their own; many small runs are merged into one."""
-    if not len(fresh):
-        return runs
-    if len(runs) >= 16:
-        fresh = np.concatenate([fresh, *(run.units[run.taken :] for run in runs)])
-        runs = []
-    # Stable, so that units of equal length keep their draw order.
-    return [*runs, _Run(fresh[np.argsort(-sums[fresh], kind="stable")])]
 
 
 class Queues:

@@ -150,17 +150,12 @@ class AnswerReader:
                 f"({len(wrong)} such ids); the server serves another model",
             )
         stop = self._check_finish(finish, kind, output, budget)
-        versions = meta.get("weight_versions")
-        seen = (
-            {str(part["version"]) for part in versions if isinstance(part, dict) and "version" in part}
-            if isinstance(versions, list)
-            else set()
-        )
         version = str(meta.get("weight_version", ""))
-        if len(seen | {version}) > 1 and seen:
-            raise AnswerError(
-                "weights", f"weights changed within the answer: {sorted(seen | {version})}", transient=True
-            )
+        parts = meta.get("weight_versions")
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, dict) and str(part.get("version", version)) != version:
+                seen = sorted({version, str(part["version"])})
+                raise AnswerError("weights", f"weights changed within the answer: {seen}", transient=True)
         cached = meta.get("cached_tokens")
         return Answer(
             output_ids=output.astype(np.int32),

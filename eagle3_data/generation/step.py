@@ -319,7 +319,8 @@ class Generator:
         """Return why a prompt must not be sent, or "": one id outside the vocabulary kills the whole server."""
         if not len(ids):
             return "the prompt has no tokens"
-        if int(ids.view(np.uint32).max()) >= self._vocabulary_size:
+        # Seen as unsigned, a negative id is above every vocabulary too.
+        if np.maximum.reduce(ids.view(np.uint32)) >= self._vocabulary_size:
             wrong = ids[(ids < 0) | (ids >= self._vocabulary_size)]
             return f"input_ids holds {int(wrong[0])}, outside the target's {self._vocabulary_size} tokens"
         return ""
