@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with machine_errors(Path(getattr(options, "runs", "."))):
             return command(options)
     except Eagle3DataError as error:
-        print(f"eagle3-data: {_redacted(str(error))}", file=sys.stderr)
+        # a server's own words may have several lines; a complaint has one
+        print(f"eagle3-data: {' '.join(_redacted(str(error)).split())}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         print("eagle3-data: interrupted; run the same command again to go on where it stopped", file=sys.stderr)
@@ -166,10 +167,12 @@ def _publish(options: argparse.Namespace) -> int:
         repo=options.repo,
         version=options.version_number,
         private=options.private,
+        gated=options.gated,
         create_pr=options.create_pr,
         dry_run=options.dry_run,
         allow_failed=options.allow_failed,
         branch=options.branch,
+        drop_sources=options.drop_source,
     )
     _print(report.to_dict(), report.to_text, options)
     return 0
@@ -304,6 +307,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--repo", required=True, metavar="org/name")
     sub.add_argument("--version", dest="version_number", required=True, metavar="1.0.0")
     sub.add_argument("--branch", default="main", help="the branch that takes the commit (default: main)")
+    sub.add_argument(
+        "--drop-source", action="append", default=[], metavar="NAME", help="leave a source out; may be repeated"
+    )
+    sub.add_argument("--gated", choices=("auto", "manual"), help="readers ask for access, granted at once or by hand")
     for flag, text in (
         ("--private", "create the repository private"),
         ("--create-pr", "open a pull request instead of committing"),
