@@ -14,6 +14,7 @@ from scipy import stats
 
 from eagle3_data.lengths import LengthCounts, choose_cap
 from eagle3_data.lengths.censoring import MixtureCurve, SourceCurve, quantile, share_above
+from eagle3_data.lengths.distribution import LONGEST
 from eagle3_data.lengths.intervals import order_statistics, wilson_coverage
 from eagle3_data.lengths.tail import fit_tail
 
@@ -88,7 +89,7 @@ CASES = [
 @pytest.mark.parametrize(("draw", "censored", "mixed", "rows"), CASES)
 def test_intervals_cover_the_truth(draw, censored, mixed, rows, truth_of):
     truth = truth_of(draw)
-    cap = truth.quantile(1 - censored) if censored else 1 << 26
+    cap = truth.quantile(1 - censored) if censored else LONGEST
     # Mixed: half of the rows have a lower cap, so that curve and limits need the product and not counting alone.
     lower = truth.quantile(max(0.1, 1 - min(0.9, 2 * censored))) if mixed else cap
     random = np.random.default_rng(2024)
@@ -144,7 +145,7 @@ def test_intervals_cover_the_truth(draw, censored, mixed, rows, truth_of):
 )
 def test_advised_caps_meet_their_target_on_fresh_draws(draw, censored, mixed, rows, target, truth_of):
     truth = truth_of(draw)
-    cap = truth.quantile(1 - censored) if censored else 1 << 26
+    cap = truth.quantile(1 - censored) if censored else LONGEST
     lower = truth.quantile(0.7) if mixed else cap
     random = np.random.default_rng(7)
     kept = advised = 0

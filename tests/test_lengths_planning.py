@@ -1,7 +1,5 @@
 """What plan and pilot say of lengths before and after a sample is generated."""
 
-import json
-
 import numpy as np
 import pytest
 from pipeline_support import call, glaive_file, recipe, server, smollm2_folder
@@ -137,6 +135,7 @@ def test_many_rows_near_the_target_are_not_called_too_few():
     assert (choice.cap, choice.reason) == (None, "beyond_caps") and choice.rows > choice.rows_needed
 
 
+@pytest.mark.slow
 def test_a_pilot_by_command_finds_the_cap_that_auto_takes(tmp_path):
     tokenizer = smollm2_folder(tmp_path / "tokenizer")
     data = glaive_file(tmp_path / "glaive.json", 120)
@@ -146,17 +145,6 @@ def test_a_pilot_by_command_finds_the_cap_that_auto_takes(tmp_path):
         )
         refused = call("run", written, "--progress", "none", cwd=tmp_path, status=2)[1]
         assert "run `eagle3-data pilot" in refused
-        few = json.loads(call("pilot", written, "--rows", 20, "--high-cap", 128, "--json", cwd=tmp_path)[0])
-        assert few["caps"]["B1_glaive"] | {"interval": 0} == {
-            "max_new_tokens": None,
-            "truncation_target": 0.05,
-            "rows": 20,
-            "prompts": 120,
-            "rows_needed": 59,
-            "rows_good": 93,
-            "reason": "too_few_rows",
-            "interval": 0,
-        }
         text = call("pilot", written, "--high-cap", 256, "--progress", "none", cwd=tmp_path)[0]
         assert "max_new_tokens: auto in the recipe takes these caps" in text and "the cap of 256" in text
         assert "--high-cap 100" in call("pilot", written, "--high-cap", 100, cwd=tmp_path, status=2)[1]
@@ -167,4 +155,14 @@ def test_a_pilot_by_command_finds_the_cap_that_auto_takes(tmp_path):
         run = RunFolder(tmp_path / "runs" / "tried")
         cap = run.read_manifest()["pilot"]["B1_glaive"]["max_new_tokens"]
         measured = measure_lengths(run).to_dict()["sources"]["B1_glaive"]
+        assert run.read_manifest()["pilot"]["B1_glaive"] | {"interval": 0, "max_new_tokens": 0} == {
+            "max_new_tokens": 0,
+            "truncation_target": 0.05,
+            "rows": 93,
+            "prompts": 120,
+            "rows_needed": 59,
+            "rows_good": 93,
+            "reason": "measured",
+            "interval": 0,
+        }
         assert cap == found["advice"]["advised"]["cap"] == measured["budgets"]["max"] == measured["advice"]["cap"]

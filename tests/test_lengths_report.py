@@ -403,6 +403,12 @@ def test_rows_cut_by_lower_caps_are_not_called_short_by_task():
     assert "were cut by a lower cap and not extended" in advice["words"][0]
     long = measure_lengths(dataset(columns("a", 3000, 4000, 10**6))).to_dict()["sources"]["a"]["advice"]
     assert long["cause"] == "task" and long["words"][0].startswith("a is as long as the task makes it: half of")
+    full = columns("a", 400, 4000, 3000)
+    full |= {"finish_reason": [reason.replace("cap", "context") for reason in full["finish_reason"]]}
+    stated = {"engine": {"context_length": 3400}, "extent": {"sources": {"a": {"max_new_tokens": 9000}}}}
+    context = measure_lengths(dataset(full), manifest=stated).to_dict()["sources"]["a"]["advice"]
+    assert context["cause"] == "context" and context["next_try"] is None and context["cost"]["extend"] is None
+    assert "not by the cap" in context["words"][0] and "are longer than the cap of 9,000" in context["words"][0]
     extended = {"extent": {"sources": {"a": {"max_new_tokens": 100, "extended_to": 5000}}}}
     after = measure_lengths(dataset(columns("a", 300, 400, 300)), manifest=extended).to_dict()
     assert after["sources"]["a"]["advice"]["cap"] == 5000
@@ -488,7 +494,8 @@ def test_page_renders_in_a_browser_without_errors_or_overflow(report, tmp_path, 
     assert abs(inner - width) <= 120, "headless windows have a least width"
 
 
-def test_comparison_tells_a_change_from_noise():
+def test_comparison_tells_a_change_from_noise(monkeypatch):
+    monkeypatch.setattr("eagle3_data.lengths.figures.svg_uris", lambda report: {})  # drawn in other tests
     one = measure_lengths(dataset(columns("a", 800, 500, 2048), columns("b", 800, 500, 2048, seed=1)))
     two = measure_lengths(dataset(columns("a", 800, 500, 4096, seed=2), columns("b", 800, 700, 2048, seed=3)))
     found = compare_lengths(one, two, ("v1", "v2"))

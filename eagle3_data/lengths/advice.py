@@ -112,7 +112,8 @@ class Advice:
         cap: the present cap; None where nothing says what it is.
         above_cap: share of answers longer than the cap, with its interval.
         verdict: "enough", "too_small" or "cannot_tell", for `target` with `confidence` (one-sided).
-        cause: why answers are as short as they are: "task" (they end on their own), "cap" or "cannot_tell".
+        cause: why answers are as short as they are: "task" (they end on their own), "cap", "context" (full before the
+            cap was reached) or "cannot_tell".
         median, p99: estimates with intervals.
         advised: the cap to set; see `CapChoice`.
         next_try: where too many rows were cut to advise one, the cap that `extend` or a pilot should try.
@@ -184,7 +185,9 @@ def advise(
     advised = choose_cap(curve, target, confidence=confidence)
     above = share_above(curve, cap, confidence) if cap is not None and curve.rows else Interval(None, None, None)
     verdict = _verdict(curve, cap, target, confidence)
-    aim = advised.cap or _next_try(advised, curve, prompt, tail, target, context_length)
+    by_context = share_interval(cut_by_context, completion.rows, confidence)
+    full = (by_context.low or 0.0) > target  # then no cap helps, and none is to be tried
+    aim = advised.cap or (None if full else _next_try(advised, curve, prompt, tail, target, context_length))
     below = max(0, int(completion.cut[completion.values < (cap or 0)].sum()) - cut_by_context)
     cut_below_cap = share_interval(below, completion.rows, confidence)
     return Advice(
@@ -195,7 +198,7 @@ def advise(
         rows=completion.rows,
         above_cap=above,
         verdict=verdict,
-        cause=_cause(curve, cap, target, confidence, cut_below_cap),
+        cause="context" if full and cap is not None else _cause(curve, cap, target, confidence, cut_below_cap),
         median=quantile(curve, 0.5, confidence),
         p99=quantile(curve, 0.99, confidence),
         advised=advised,
@@ -203,7 +206,7 @@ def advise(
         tail=_tail_advice(tail, target) if advised.cap is None and tail else None,
         context=_context(prompt, cap, aim, context_length),
         cost=_cost(completion, curve, prompt, tail, cap, aim, tokens_per_second),
-        cut_by_context=share_interval(cut_by_context, completion.rows, confidence),
+        cut_by_context=by_context,
         cut_below_cap=cut_below_cap,
         unfinished=completion.waiting,
     )

@@ -32,7 +32,10 @@ def _judgement(source: str, advice: Values) -> str:
     cap, above, median = advice["cap"], advice["above_cap"], advice["median"]
     if cap is None:
         return f"{source}: the records do not say what the cap was, so it cannot be judged."
-    longer = f"{wording.share_with_interval(above)} are longer than the cap of {wording.tokens(cap)}"
+    share = (
+        wording.share_with_interval(above) if above["value"] is not None else f"at most {wording.share(above['high'])}"
+    )
+    longer = f"{share} are longer than the cap of {wording.tokens(cap)}"
     if median["value"] is None:
         where = f"most answers are longer than {wording.tokens(median['low'] - 1)} tokens" if median["low"] else ""
         body = f"{where or 'where the median lies is unknown'}; {longer}"
@@ -42,6 +45,8 @@ def _judgement(source: str, advice: Values) -> str:
         short = median["value"] is not None and median["value"] < SHORT
         why = "is short because the task is short" if short else "is as long as the task makes it"
         return f"{source} {why}: {body}."
+    if advice["cause"] == "context":
+        return f"{source} is cut by the context length, not by the cap: {body}."
     below = advice["cut_below_cap"]
     if advice["cause"] == "cap" and below["low"] and below["low"] > advice["target"]:
         share = wording.share(below["value"])
@@ -83,6 +88,8 @@ def _cap(advice: Values) -> str:
             f"The cap {verdict} for a target of {target}, but a context of {length} leaves no more than {room} tokens "
             "for 95 % of the prompts: serve the target with a longer context to learn what it needs."
         )
+    if advice["cause"] == "context":
+        return f"No cap can meet a target of {target}: serve the target with a longer context to learn what it needs."
     tried = f"to {wording.tokens(advice['next_try'])}" if advice["next_try"] else "further"
     return (
         f"The cap {verdict} for a target of {target}, and how high it must be is hidden, since too many rows were "
@@ -121,13 +128,16 @@ def _tail(advice: Values) -> list[str]:
     if tail is None:
         return []
     cap = tail["cap"]
+    if tail["p_value"] < 0.05:
+        return [
+            f"No tail model fits what lies beyond (generalised Pareto, goodness of fit p = {tail['p_value']:.2f}), so "
+            "there is no forecast."
+        ]
     guess = (
         f"A tail model (generalised Pareto, goodness of fit p = {tail['p_value']:.2f}) puts that cap near "
         f"{wording.tokens(cap['value'])} ({wording.tokens(cap['low'])}–{wording.tokens(cap['high'])}), a lognormal "
         f"tail near {wording.tokens(tail['cap_lognormal'])}"
     )
-    if tail["p_value"] < 0.05:
-        return [f"{guess}; the model fits badly, so do not rely on it."]
     if tail["trusted"]:
         return [f"{guess}; that is a forecast from rows that were cut, for planning a pilot and not for deciding."]
     return [f"{guess}; beyond {wording.tokens(tail['trusted_until'])} tokens the data do not support either."]

@@ -146,7 +146,7 @@ class Tally:
     """Adds lengths up, batch by batch, into dense counts; memory goes with the longest length, never with the rows."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros((3, 0), np.int64)
+        self._counts = [np.zeros(0, np.int64)] * 3  # ended, cut, loose; index is the length
         self.waiting = 0
 
     def add(self, lengths: Ints, cut: Flags | None = None, loose: Flags | None = None) -> None:
@@ -158,11 +158,6 @@ class Tally:
         """
         if not len(lengths):
             return
-        width = int(lengths.max()) + 1
-        if width > self._counts.shape[1]:
-            self._counts = np.pad(
-                self._counts, ((0, 0), (0, max(width, 2 * self._counts.shape[1]) - self._counts.shape[1]))
-            )
         parts: list[Ints]
         if cut is None and loose is None:
             parts = [lengths]
@@ -171,12 +166,18 @@ class Tally:
             cut, loose = none if cut is None else cut, none if loose is None else loose
             parts = [lengths[~(cut | loose)], lengths[cut & ~loose], lengths[loose]]
         for row, part in enumerate(parts):
-            if len(part):
-                counted = np.bincount(part)
-                self._counts[row, : len(counted)] += counted
+            if not len(part):
+                continue
+            counted, before = np.bincount(part), self._counts[row]
+            longer, shorter = (counted, before) if len(counted) > len(before) else (before, counted)
+            longer[: len(shorter)] += shorter
+            self._counts[row] = longer
 
     def counts(self) -> LengthCounts:
         """Return the table counted so far."""
-        values = np.flatnonzero(self._counts.any(axis=0)).astype(np.int64)
-        ended, cut, loose = self._counts[:, values]
+        present = [np.flatnonzero(counted) for counted in self._counts]
+        values = np.unique(np.concatenate(present)).astype(np.int64)
+        ended, cut, loose = (np.zeros(len(values), np.int64) for _ in self._counts)
+        for column, counted, at in zip((ended, cut, loose), self._counts, present, strict=True):
+            column[np.searchsorted(values, at)] = counted[at]
         return LengthCounts(values, ended, cut, loose, self.waiting)

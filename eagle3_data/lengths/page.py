@@ -76,7 +76,7 @@ def _source(name: str, section: dict[str, Any]) -> dict[str, Any]:
         "facts": [
             ("rows", wording.tokens(section["rows"])),
             ("median", wording.tokens_with_interval(completion["quantiles"]["p50"], completion["known_until"])),
-            ("truncated", wording.share_with_interval(section["truncated"]["share"])),
+            ("truncated", wording.share_with_interval(section["truncated"]["share"]).replace(" %", "\u00a0%")),
             ("cap", wording.tokens(advice["cap"])),
         ],
     }

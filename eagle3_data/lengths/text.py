@@ -19,6 +19,7 @@ from eagle3_data.lengths import wording
 from eagle3_data.lengths.tables import MEASURE_TITLES, Table, report_tables, sections
 
 _PROSE_WIDTH: Final = 120
+_JOINED: Final = "\ue000"  # stands for a space at which no line may end; rich breaks at any that Unicode knows
 _NAME_WIDTH: Final = 24  # names are wrapped no narrower than this
 _SHOWN: Final = ("p5", "p25", "p50", "p75", "p95", "p99")
 
@@ -56,12 +57,13 @@ def compact_tables(values: Mapping[str, Any], width: int = 0) -> list[Table]:
 def _truncation(values: Mapping[str, Any], *, wide: bool) -> Table:
     shown = sections(values)
     several = len(shown) > 1 and wide
+    caps = {name: section["advice"]["cap"] for name, section in values["sources"].items()}
     rows = [
         [
             name,
             wording.tokens(section["rows"]),
             *([wording.share(section["row_share"]), wording.share(section["token_share"])] if several else []),
-            wording.tokens(section["budgets"]["max"]),
+            wording.tokens(caps.get(name, max((cap for cap in caps.values() if cap is not None), default=None))),
             wording.share_with_interval(section["truncated"]["share"]),
             *(
                 wording.tokens_with_interval(
@@ -138,8 +140,8 @@ class Printer:
             self.line(table.note)
 
     def line(self, text: str) -> None:
-        """Add a line, wrapped."""
-        self._add(Text(text), self.width or _PROSE_WIDTH)
+        """Add a line, wrapped, though not between a number and its %."""
+        self._add(Text(text.replace(" %", f"{_JOINED}%")), self.width or _PROSE_WIDTH)
 
     def text(self) -> str:
         """Return what was added."""
@@ -149,7 +151,7 @@ class Printer:
         console = _console(width)
         with console.capture() as capture:
             console.print(content)
-        self._parts += [line.rstrip() for line in capture.get().splitlines()]
+        self._parts += [line.rstrip().replace(_JOINED, " ") for line in capture.get().splitlines()]
 
 
 def _on_terminal() -> bool:
