@@ -219,3 +219,15 @@ def test_a_full_disk_loses_nothing(url: str, tokenizer: Path, data: Path, tmp_pa
         assert parquet_bytes(small / "tried") == parquet_bytes(tmp_path / "calm" / "tried")
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def test_a_finished_run_needs_no_engine(tokenizer: Path, data: Path, tmp_path: Path) -> None:
+    with server(tokenizer) as url:
+        path = recipe(tmp_path / "r.yaml", url, tokenizer, data, rows=5)
+        call("run", path, cwd=tmp_path)
+    before = parquet_bytes(tmp_path / "runs/tried")
+    call("run", path, cwd=tmp_path)
+    assert parquet_bytes(tmp_path / "runs/tried") == before
+    recipe(path, url, tokenizer, data, rows=6)
+    _, complaint = call("run", path, cwd=tmp_path, status=3)
+    assert url in complaint.splitlines()[-1]

@@ -200,12 +200,14 @@ def _work(
     recipe, folder = run.recipe, run.folder
     target = load_target(recipe)
     identity = _identity(run, target)
-    guard_identity(folder, folder.read_manifest(), identity)
+    manifest = folder.read_manifest()
+    guard_identity(folder, manifest, identity)
     prompts = {spec.name: folder.prompts_path(spec.name) for spec in recipe.sources}
-    if shard is None and recipe.engine.embedded and folder.failures_path.is_file() and not extend:
+    if shard is None and not extend and manifest.get("stages", {}).get("generate"):
         counts = _write(run, target, None)
         if not any(count.missing or count.failed for count in counts.values()):
-            return Generated(folder.path, counts)  # no engine has to start for a finished run
+            # a finished run asks nothing, so it needs no engine: that may be gone by now
+            return Generated(folder.path, counts, warnings=tools_warnings(run, target))
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         urls = _urls(recipe, stack)
@@ -218,6 +220,8 @@ def _work(
             for name, cap in caps.items():
                 entry = manifest["extent"]["sources"].setdefault(name, {})
                 entry["extended_to" if only_truncated else "caps"] = cap
+                if isinstance(extend, Extend):
+                    entry["extended_to"] = extend.up_to
         options: dict[str, Any] = {}
         if recipe.engine.timeout is not None:
             options["request_timeout"] = recipe.engine.timeout

@@ -60,6 +60,13 @@ def describe(folder: RunFolder, truncation_target: Mapping[str, float] | None = 
     return report
 
 
+def describe_anew(folder: RunFolder) -> None:
+    """Measure a run unless that was done since its records were written."""
+    written = folder.lengths_path
+    if not written.is_file() or written.stat().st_mtime < folder.manifest_path.stat().st_mtime:
+        describe(folder)
+
+
 def card(run: Path, *, template: str | None = None) -> Path:
     """Write the card of a run folder, measuring its lengths where that was not done since its records were written.
 
@@ -70,9 +77,7 @@ def card(run: Path, *, template: str | None = None) -> Path:
     folder = run_folder_of(run)
     if folder is None:
         raise UsageError(f"{run}: not a run folder (no manifest.json)")
-    written = folder.lengths_path
-    if not written.is_file() or written.stat().st_mtime < folder.manifest_path.stat().st_mtime:
-        describe(folder)
+    describe_anew(folder)
     return write_card(folder, Path(template) if template else None, target=target_of(folder))
 
 

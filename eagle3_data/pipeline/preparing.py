@@ -22,6 +22,7 @@ from eagle3_data.schema import PROMPT_FEATURES, arrow_schema
 
 _ROWS_AT_ONCE = 5 * ROWS_PER_GROUP
 # What of a source entry does not decide which prompts there are.
+_USED_CAPS = ("caps", "extended_to")
 _LATER = ("max_new_tokens", "truncation_target", "holdout", "num_proc")
 
 
@@ -124,11 +125,11 @@ def extent_of(spec: SourceSpec) -> dict[str, Any]:
 
 def _merged(before: Mapping[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     # the caps that generation has really used stay until generation itself raises them
-    return {**now, **{key: before[key] for key in ("caps",) if key in before}}
+    return {**now, **{key: before[key] for key in _USED_CAPS if key in before}}
 
 
 def _drawn_from(extent: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in extent.items() if key not in (*_LATER, "caps")}
+    return {key: value for key, value in extent.items() if key not in (*_LATER, *_USED_CAPS)}
 
 
 def _draw(recipe: Recipe, spec: SourceSpec, earlier: list[sources.Drawn]) -> sources.Drawn:

@@ -3,12 +3,13 @@
 Goes in: a run folder, Parquet files or a Hub data set. Comes out: the reports of the publishing room.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from eagle3_data import publishing
 from eagle3_data.errors import UsageError
-from eagle3_data.pipeline.describing import card, run_folder_of, target_of
+from eagle3_data.pipeline.describing import describe_anew, run_folder_of, target_of
 from eagle3_data.publishing import DraftVocabulary, ExportReport, PublishReport
 
 
@@ -18,12 +19,14 @@ def publish(
     repo: str,
     version: str,
     private: bool = False,
+    gated: Literal["auto", "manual"] | None = None,
     create_pr: bool = False,
     dry_run: bool = False,
     allow_failed: bool = False,
     branch: str | None = None,
+    drop_sources: Sequence[str] = (),
 ) -> PublishReport:
-    """Publish a run folder, its shards merged and its card up to date; see `publishing.publish`.
+    """Publish a run folder, its shards merged and its lengths up to date; see `publishing.publish`.
 
     Raises:
         UsageError: no run folder.
@@ -32,16 +35,18 @@ def publish(
     folder = run_folder_of(run)
     if folder is None:
         raise UsageError(f"{run}: not a run folder (no manifest.json)")
-    card(run)
+    describe_anew(folder)
     return publishing.publish(
         folder,
         repo,
         version,
         private=private or None,
+        gated=gated,
         create_pr=create_pr,
         branch=branch,
         dry_run=dry_run,
         allow_failed=allow_failed,
+        drop_sources=drop_sources,
         target=target_of(folder),
     )
 
