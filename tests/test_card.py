@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import pytest
+import yaml
 from huggingface_hub import DatasetCard
 from run_folders import SOURCES, make_run
 
@@ -17,6 +18,9 @@ from eagle3_data.publishing.card import render_card, template_path, write_card
 from eagle3_data.publishing.card_check import check_card
 from eagle3_data.publishing.card_facts import size_category
 from eagle3_data.publishing.card_merge import merge_card
+from eagle3_data.publishing.changes import describe_changes
+from eagle3_data.publishing.release import public_recipe
+from eagle3_data.recipe import parse_recipe
 from eagle3_data.run_folder import RunFolder
 
 
@@ -215,3 +219,21 @@ def test_size_categories_are_the_hubs() -> None:
         "10K<n<100K",
         "10M<n<100M",
     ]
+
+
+def test_caps_are_those_that_were_sent(tmp_path: Path) -> None:
+    """A cap that a pilot found is a number in the card and the published recipe, and an extension is told."""
+    run = make_run(tmp_path / "run", {"B1_glaive": 12})
+    manifest = run.read_manifest()
+    before = json.loads(json.dumps(manifest))
+    extent = manifest["extent"]["sources"]["B1_glaive"]
+    extent |= {"max_new_tokens": "auto", "caps": 200, "extended_to": 400}
+    recipe = yaml.safe_load(manifest["recipe"])
+    recipe["sources"]["B1_glaive"] |= {"max_new_tokens": "auto", "truncation_target": 0.01}
+    manifest["recipe"] = yaml.safe_dump(recipe)
+    run.write_manifest(manifest)
+    assert "200, cut rows continued up to 400 |" in render_card(run)
+    published = parse_recipe(public_recipe(manifest, ["B1_glaive"]), "published")
+    assert published.sources[0].max_new_tokens == 200 and published.extend and published.extend.up_to == 400
+    lines = describe_changes(before, manifest, {}, ({}, {}))
+    assert lines == ["B1_glaive: cut rows continued up to none → 400"]

@@ -71,6 +71,9 @@ def test_versions_stand_side_by_side(hub: TestHub, runs: dict[str, RunFolder]) -
         assert (found["rows"], found["input_ids"]) == (rows, "list<item: int32>")
     assert hub.run("load", repo="org/two", config="B8_sweagent").error == "ValueError"
 
+    lengths = json.loads(hub.run("read", repo="org/two", path="lengths.json").get())
+    kept = ["B1_glaive", "B4_mixturethoughts", "B5_openthoughts"]
+    assert sorted(lengths["sources"]) == kept and lengths["whole"]["rows"] == 45 * 3
     card = hub.run("read", repo="org/two", path="README.md").get()
     assert "source B8_sweagent dropped, 30 rows" in card
     assert "B1_glaive: rows 15 added" in card and "cap on new tokens 200 → 400" in card
@@ -150,6 +153,27 @@ def test_row_groups_are_small_whatever_the_rows_hold_and_however_they_came(tmp_p
         assert [written.row_group(index).num_rows for index in range(written.num_row_groups)] == groups
         assert paths[0].read_bytes() == paths[1].read_bytes()
         assert pq.read_table(paths[0]).equals(table)
+
+
+def test_a_source_that_the_recipe_lost_is_not_published_and_metadata_tell_no_secret(
+    hub: TestHub, tmp_path: Path
+) -> None:
+    import pyarrow.parquet as pq
+
+    run = make_run(tmp_path / "run", SMALL_PAIR)
+    manifest = run.read_manifest()
+    del manifest["extent"]["sources"]["B4_mixturethoughts"]
+    run.write_manifest(manifest)
+    planned = publish(hub, run, "org/lost-source", dry_run=True)
+    assert {file["path"].split("/")[1] for file in planned["files"] if "records/" in file["path"]} == {"B1_glaive"}
+
+    path = run.record_files("B1_glaive")[0]
+    told = {"eagle3_data": json.dumps({"recipe": "urls: [http://me:secret@gpu-07:30000]"})}
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata(told), path)
+    outcome = hub.run("publish_run", folder=str(run.path), repo="org/lost-source", version="1.0.0", dry_run=True)
+    assert outcome.error == "DataError" and "address with a password" in outcome.message
+    assert "secret" not in outcome.message and path.name in outcome.message
 
 
 CUTS = {

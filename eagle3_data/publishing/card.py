@@ -20,6 +20,7 @@ from eagle3_data.publishing import card_check
 from eagle3_data.publishing.attribution import ATTRIBUTIONS, model_license
 from eagle3_data.publishing.card_facts import (
     SplitFacts,
+    caps,
     card_metadata,
     find_prompt,
     read_counts,
@@ -199,6 +200,7 @@ def _source(name: str, manifest: Mapping[str, Any], splits: Mapping[str, SplitFa
     extent = manifest.get("extent", {}).get("sources", {}).get(name, {})
     generation = manifest.get("generation", {}).get(name, {})
     rejected = report.get("rejected", {})
+    cap, further = caps(extent)
     licenses: dict[str, int] = {}
     for facts in splits.values():
         for key, rows in facts.licenses.items():
@@ -212,7 +214,8 @@ def _source(name: str, manifest: Mapping[str, Any], splits: Mapping[str, SplitFa
         "config": extent.get("config") or report.get("config"),
         "turns": extent.get("turns") or report.get("turns"),
         "requested": extent.get("rows", report.get("requested")),
-        "max_new_tokens": extent.get("max_new_tokens"),
+        "max_new_tokens": cap if cap is not None else extent.get("max_new_tokens"),
+        "extended_to": further,
         "validation": splits["validation"].rows if "validation" in splits else 0,
         "read": report.get("read", 0),
         "kept": report.get("kept", 0),

@@ -148,6 +148,16 @@ def total(counts: Mapping[str, Mapping[str, SplitFacts]], split: str | None = No
     )
 
 
+def caps(extent: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return the cap of a source's answers, and the higher one to which its cut rows were continued (else None).
+
+    `max_new_tokens` is what the recipe says, which may be `auto`; `caps` is the number that was sent.
+    """
+    cap = next((extent[key] for key in ("caps", "max_new_tokens") if isinstance(extent.get(key), int)), None)
+    further = extent.get("extended_to")
+    return cap, further if isinstance(further, int) and (cap is None or further > cap) else None
+
+
 def size_category(rows: int) -> str:
     """Return the Hub's size category of a number of rows."""
     return next((name for limit, name in _SIZES if rows < limit), "1B<n<10B")

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from eagle3_data.errors import DataError
+from eagle3_data.publishing.card_facts import caps
 
 Opener = Callable[[], AbstractContextManager[Any]]
 
@@ -176,13 +177,15 @@ def _records(lengths: Mapping[str, Any], source: str) -> int:
 
 def _setting_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     words = {
-        "max_new_tokens": "cap on new tokens",
+        "cap": "cap on new tokens",
+        "further": "cut rows continued up to",
         "turns": "turn policy",
         "config": "upstream config",
         "revision": "upstream revision",
         "filter": "filter",
         "holdout": "rows held out",
     }
+    old, new = ({**extent, **dict(zip(("cap", "further"), caps(extent), strict=True))} for extent in (old, new))
     return [
         f"{name}: {word} {_plain(old.get(key))} → {_plain(new.get(key))}"
         for key, word in words.items()

@@ -28,7 +28,7 @@ from eagle3_data.publishing.publish_order import (
     same_records,
 )
 from eagle3_data.publishing.publish_plan import changes_since, listing, make_plan
-from eagle3_data.publishing.records_run import run_of_records
+from eagle3_data.publishing.records_run import run_of_records, run_without
 from eagle3_data.publishing.release import MANIFEST, ReleaseFile
 from eagle3_data.publishing.report import PublishReport
 from eagle3_data.publishing.repository import KIND, Repository, parse_repo
@@ -68,7 +68,7 @@ def publish(
         branch: commit there in place of `main`; made from `main` when it is not there.
         dry_run: list files, sizes and the card; nothing is sent.
         allow_failed: publish although rows failed; the card says how many.
-        drop_sources: sources of the run to leave out.
+        drop_sources: sources of the run to leave out; those that its recipe no longer has are left out anyway.
         template: a card template in place of the shipped one.
         target: decodes the record that the card shows.
         token: of the Hub; that of HF_TOKEN or `hf auth login` when None.
@@ -90,6 +90,15 @@ def publish(
                 allow_failed=allow_failed, drop_sources=drop_sources, template=template, target=target, token=token,
             )  # fmt: skip
     order = check_order(run, version, drop_sources, branch, allow_failed, template, target, token)
+    known = order.manifest.get("extent", {}).get("sources", {})
+    # a source that was taken out of the recipe leaves its records in the run folder
+    if dropped := [*drop_sources, *(name for name in order.sources if known and name not in known)]:
+        with tempfile.TemporaryDirectory(prefix="eagle3-data-") as folder:
+            left = run_without(order.run, dropped, Path(folder) / order.run.path.name)
+            return publish(
+                left, repo, version, private=private, gated=gated, create_pr=create_pr, branch=branch, dry_run=dry_run,
+                allow_failed=allow_failed, template=template, target=target, token=token,
+            )  # fmt: skip
     repository = Repository(parse_repo(repo)[0], token)
     order = replace(order, secrets={**order.secrets, "HF_TOKEN": repository.token or ""})
     if repository.token is None and not dry_run:

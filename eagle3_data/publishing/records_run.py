@@ -1,12 +1,13 @@
-"""A run folder made of a data set of records, so that `publish(records, …)` has everything that a version needs.
+"""Run folders made for publishing: of a data set of records, and of a run without some of its sources.
 
-Goes in: records from `eagle3_data.records` (RECORD_FEATURES). Comes out: a run folder with record files, lengths and
-the little that a manifest can say without the run itself.
+Goes in: records from `eagle3_data.records` (RECORD_FEATURES), or a run folder. Comes out: a run folder with record
+files, lengths and a manifest, which says what is known.
 """
 
+import importlib.util
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eagle3_data.errors import DataError
+from eagle3_data.errors import DataError, UsageError
 from eagle3_data.run_folder import ROWS_PER_FILE, ROWS_PER_GROUP, RunFolder, write_json, write_parquet
 from eagle3_data.schema import RECORD_FEATURES, arrow_schema
 
@@ -62,6 +63,53 @@ def run_of_records(records: datasets.Dataset, folder: Path, *, target: "Target |
     )
     write_json(run.lengths_path, _measure(run))
     return run
+
+
+def run_without(run: RunFolder, drop: Sequence[str], folder: Path) -> RunFolder:
+    """Make a run folder of what is left without some sources: links to its files, and lengths and figures of its own.
+
+    Raises:
+        UsageError: the run has no such source, or none is left.
+    """
+    from eagle3_data.lengths import measure_lengths
+
+    names = run.sources()
+    if unknown := [name for name in drop if name not in names]:
+        raise UsageError(f"{run.path}: no source {unknown[0]!r} to drop; it has {', '.join(names) or 'none'}")
+    kept = [name for name in names if name not in drop]
+    if not kept:
+        raise UsageError(f"{run.path}: all of its sources would be dropped; leave one")
+    made = RunFolder(folder)
+    shared = [run.failures_path, run.skipped_path]
+    files = [*run.path.glob("records/*/*.parquet"), *(run.prompts_path(name) for name in kept)]
+    for path in [*(file for file in files if {file.stem, file.parent.name} & {*kept}), *shared]:
+        if path.is_file():
+            link = made.path / path.relative_to(run.path)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path.resolve())
+    manifest = run.read_manifest()
+    made.write_manifest(
+        {
+            **manifest,
+            **{key: _only(manifest[key], kept) for key in ("sources", "generation") if key in manifest},
+            "extent": {"sources": _only(manifest.get("extent", {}).get("sources", {}), kept)},
+        }
+    )
+    report = measure_lengths(made)
+    report.write(made.lengths_path)
+    if run.page_path.is_file():
+        from eagle3_data.lengths.page import write_page
+
+        write_page(report, made.page_path, f"Lengths of {run.path.name}")
+    if run.figures_path.is_dir() and importlib.util.find_spec("matplotlib") is not None:
+        from eagle3_data.lengths.figures import write_figures
+
+        write_figures(report, made.figures_path)
+    return made
+
+
+def _only(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _measure(run: RunFolder) -> Mapping[str, Any]:

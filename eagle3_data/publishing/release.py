@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.publishing.card_facts import SPLITS
+from eagle3_data.publishing.card_facts import SPLITS, caps
 from eagle3_data.publishing.hub_errors import redact
 from eagle3_data.run_folder import RunFolder
 
@@ -157,19 +157,29 @@ def _json(value: Any) -> bytes:
 
 
 def forbid_secrets(files: Sequence[ReleaseFile], secrets: Mapping[str, str]) -> None:
-    """Refuse to publish a text file that holds a secret.
+    """Refuse to publish a text file, or a Parquet file whose metadata, holds a secret.
 
     Args:
-        files: what is about to be sent; Parquet and pictures are not read.
+        files: what is about to be sent; the rows of Parquet files and pictures are not read.
         secrets: name (for the message) to value.
 
     Raises:
         DataError: names the file and which secret, never its value.
     """
     for file in files:
-        if PurePosixPath(file.path).suffix not in (".md", ".json", ".yaml", ".html", ".svg"):
+        suffix = PurePosixPath(file.path).suffix
+        if suffix == ".parquet":
+            stored = pq.read_metadata(file.content).metadata or {}
+            data = b"\n".join(value for key, value in stored.items() if key != b"ARROW:schema")
+            if _CREDENTIALS.search(data.decode("utf-8", errors="replace")):
+                raise DataError(
+                    f"{file.path}: its metadata holds an address with a password; take it out of the recipe "
+                    "(engine.api_key_env names a variable in its place) and write the records again"
+                )
+        elif suffix in (".md", ".json", ".yaml", ".html", ".svg"):
+            data = file.content if isinstance(file.content, bytes) else file.content.read_bytes()
+        else:
             continue
-        data = file.content if isinstance(file.content, bytes) else file.content.read_bytes()
         text = data.decode("utf-8", errors="replace")
         for name, value in secrets.items():
             if value and value in text:
@@ -238,9 +248,13 @@ def public_recipe(manifest: Mapping[str, Any], sources: Sequence[str]) -> str:
         commit = reports.get(name, {}).get("revision")
         if commit and "data_files" not in entry:
             entry["revision"] = commit
-        if isinstance(cap := extents.get(name, {}).get("max_new_tokens"), int):
+        cap, further = caps(extents.get(name, {}))
+        if cap is not None:
             entry["max_new_tokens"] = cap
             entry.pop("truncation_target", None)
+        if further is not None:
+            extend = recipe.get("extend") or {}
+            recipe["extend"] = {**extend, "up_to": max(further, extend.get("up_to", 0))}
     recipe["sources"] = entries
     note = "# The recipe of this data set, every revision and cap pinned. Point engine.urls at a server of the target."
     if any("data_files" in entry and entry["data_files"] != "samples" for entry in entries.values()):
