@@ -4,6 +4,7 @@ Goes in: the server's own limits, the length of a prompt, the cap of its source.
 `max_new_tokens` (0 when the prompt leaves no room) and the name of the limit that cut a truncated answer.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,7 @@ _TOTAL_MARGIN: Final = 2
 _PROMPT_MARGIN: Final = 7
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ContextLimits:
     """What one server can hold, in tokens.
 
@@ -36,7 +37,7 @@ class ContextLimits:
                 "--context-length or a larger --max-total-tokens"
             )
 
-    @property
+    @functools.cached_property  # asked for with every row
     def room(self) -> int:
         """Tokens that prompt and answer share before any margin."""
         limits = [self.context_length]

@@ -5,6 +5,7 @@ A row whose answer is in the journal costs no request; a failed one comes back a
 """
 
 import asyncio
+import dataclasses
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
@@ -280,12 +281,13 @@ class Generator:
                 entry = Entry(sample_id, State.SKIPPED, len(ids), crc, budget=limits.longest_prompt, reason="context")
                 entry.message = f"{message} {limits.longest_prompt}"
                 return entry, None
-            return _continued(before, State.LENGTH_CONTEXT, sent, before.rounds, -1, before.output_ids), home
+            return dataclasses.replace(before, state=State.LENGTH_CONTEXT), home
         answer, endpoint = await connection.asker.ask(asked, budget, home)
         state = State.STOP if answer.stopped else STATE_OF[truncation(sent + budget, cap)]
         output = np.concatenate([before.output_ids, answer.output_ids]) if before else answer.output_ids
-        base = before or Entry(sample_id, state, len(ids), crc)
-        return _continued(base, state, sent + budget, base.rounds + 1, answer.stop_token_id, output), endpoint
+        rounds = before.rounds + 1 if before else 1
+        stop = answer.stop_token_id
+        return Entry(sample_id, state, len(ids), crc, sent + budget, rounds, stop, output), endpoint
 
     def _keep(self, entry: Entry, known_bad: bool = False) -> Entry:
         self.journal.append(entry)
@@ -407,19 +409,6 @@ class _ForOneProcess:
             "Generator.generate runs in one process (it waits for servers, and its journal has one writer): "
             "leave num_proc out; to use several machines run shards (--shard I/N)"
         )
-
-
-def _continued(base: Entry, state: State, budget: int, rounds: int, stop: int, output: Ids) -> Entry:
-    return Entry(
-        base.sample_id,
-        state,
-        base.prompt_tokens,
-        base.prompt_crc,
-        budget=budget,
-        rounds=rounds,
-        stop_token_id=stop,
-        output_ids=output,
-    )
 
 
 def _said(error: Exception) -> str:
