@@ -31,10 +31,10 @@ class PlainTarget:
     def identity(self) -> dict[str, Any]:
         return {"model": self.model, "vocabulary_size": VOCABULARY}
 
-    def reasoning_tokens(self, output_ids: "np.ndarray[Any, Any]") -> int:
+    def reasoning_tokens(self, output_ids: "np.ndarray[Any, Any]", input_ids: Any = None) -> int:
         return len(output_ids) // 2
 
-    def tool_calls(self, output_ids: "np.ndarray[Any, Any]") -> int:
+    def tool_calls(self, output_ids: "np.ndarray[Any, Any]", input_ids: Any = None) -> int:
         return 0
 
     def render_batch(self, messages: list[Any], tools: list[Any]) -> list["np.ndarray[Any, Any]"]:

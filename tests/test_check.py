@@ -213,14 +213,19 @@ def test_other_places(tmp_path: Path) -> None:
         check(tmp_path / "empty")
 
 
-@pytest.mark.parametrize("state", ["open", "model", "closed", "none"])
-def test_batches_count_as_the_splitter_does(state: Any) -> None:
-    profile = PROFILE.replaced({"thinking_state": state})
+STATES = ["open", "model", "closed", "none"]
+
+
+@pytest.mark.parametrize(("state", "at_tools"), [*((state, None) for state in STATES), ("open", "model")])
+def test_batches_count_as_the_splitter_does(state: Any, at_tools: Any) -> None:
+    profile = PROFILE.replaced({"thinking_state": state, "tool_turn_state": at_tools, "tool_turn_ids": [END]})
     splitter = Splitter(profile, lambda ids: "x" * len(ids))
     draw = np.random.default_rng(3)
     pool = np.array([5, 6, THINK, CLOSE, SECTION, CALL, END], dtype=np.int32)
     rows = [draw.choice(pool, size=draw.integers(0, 9)) for _ in range(2000)]
     lists = Lists(pa.chunked_array([pa.array(rows, type=pa.list_(pa.int32()))]))
-    ends, unsure = thinking(lists, profile.to_dict())
-    for ids, end, open_question in zip(rows, ends.tolist(), unsure.tolist(), strict=True):
-        assert splitter.reasoning_end(ids)[0] == (0 if open_question else end)
+    prompts = [np.array(PROMPT[: -4 if index % 2 else None], np.int32) for index in range(len(rows))]
+    asked = Lists(pa.chunked_array([pa.array(prompts, type=pa.list_(pa.int32()))]))
+    ends, unsure = thinking(asked, lists, profile.to_dict())
+    for ids, prompt, end, open_question in zip(rows, prompts, ends.tolist(), unsure.tolist(), strict=True):
+        assert splitter.reasoning_end(ids, prompt)[0] == (0 if open_question else end)

@@ -201,6 +201,24 @@ def test_calls_of_other_formats() -> None:
 
 
 @needs_shared
+def test_a_tool_result_may_leave_thinking_other_than_a_question_does() -> None:
+    deepseek = real("deepseek-v3.1", thinking=True)
+    assert (deepseek.profile.thinking_state, deepseek.profile.tool_turn_state) == ("open", "model")
+    assert real("kimi-k2.5").profile.tool_turn_state is None
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "a", "content": "4"}
+    question = deepseek.render([USER])
+    after = deepseek.render([USER, {"role": "assistant", "content": "", "tool_calls": [call]}, result])
+    text = "It is 4.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+    answer = deepseek.tokenizer.encode(text, add_special_tokens=False)
+    plain = answer.index(128806)
+    assert [deepseek.reasoning_tokens(answer, ids) for ids in (question, after)] == [plain, 0]
+    assert deepseek.reasoning_tokens(answer) == plain
+    assert (deepseek.split(answer, after).answer, deepseek.tool_calls(answer, after)) == ("It is 4.", 1)
+    assert deepseek.reasoning_tokens([128798, 5, 128799, *answer], np.array(after)) == 3
+
+
+@needs_shared
 def test_kimi_chats_are_made_canonical() -> None:
     kimi = real("kimi-k2.5")
 

@@ -174,7 +174,7 @@ def findings(table: pa.Table, facts: Facts, source: str | None) -> Iterator[Find
     yield from _ids(prompt, output, facts)
     yield from _stops(output, number, reasons, facts)
     yield from _limits(prompt, output, number, reasons, sources, facts)
-    yield from _parts(output, number, facts)
+    yield from _parts(prompt, output, number, facts)
 
 
 _NUMBERS: Final = (
@@ -322,13 +322,13 @@ def _limits(
         )
 
 
-def _parts(output: Lists, number: Mapping[str, Numbers], facts: Facts) -> Iterator[Finding]:
+def _parts(prompt: Lists, output: Lists, number: Mapping[str, Numbers], facts: Facts) -> Iterator[Finding]:
     profile = facts.profile
     said, called = number["reasoning_tokens"], number["tool_calls"]
     if "thinking_state" not in profile:
         yield from _finding("reasoning_tokens", (said < 0) | (said > output.lengths), lambda row: f"{said[row]}")
         return
-    end, unsure = thinking(output, profile)
+    end, unsure = thinking(prompt, output, profile)
     wrong = (said != end) & ~(unsure & (said == 0))
     yield from _finding("reasoning_tokens", wrong, lambda row: f"{said[row]}, the output says {end[row]}")
     begin = profile.get("tool_call_begin_id")
@@ -337,23 +337,24 @@ def _parts(output: Lists, number: Mapping[str, Numbers], facts: Facts) -> Iterat
     yield from _finding("tool_calls", called != calls, lambda row: f"{called[row]}, the output says {calls[row]}")
 
 
-def thinking(output: Lists, profile: Mapping[str, Any]) -> tuple[Numbers, Flags]:
+def thinking(prompt: Lists, output: Lists, profile: Mapping[str, Any]) -> tuple[Numbers, Flags]:
     """Return the tokens of thinking of each row (n,), and where that hangs on what the first tokens say (n,).
 
     The rule is that of `target.segments.Splitter.reasoning_end`. Whether tokens before an opening marker are white
-    space
-    cannot be told without the tokenizer: those rows are unsure, and may also have no thinking.
+    space cannot be told without the tokenizer: those rows are unsure, and may also have no thinking.
     """
     nothing = np.zeros(len(output.lengths), dtype=np.int64)
     close, opening = profile.get("think_end_id"), profile.get("think_begin_id")
-    if close is None or profile["thinking_state"] == "none":
+    state = profile["thinking_state"]
+    if close is None or state == "none":
         return nothing, nothing.astype(bool)
     closed = output.first(output.flat == close)
     tools = [profile[key] for key in ("tool_section_begin_id", "tool_call_begin_id") if profile.get(key) is not None]
     called = output.first(np.isin(output.flat, tools)) if tools else output.lengths
     end = np.where(closed < output.lengths, closed + 1, called)
-    if profile["thinking_state"] == "open":
-        return end, nothing.astype(bool)
+    at_tools = profile.get("tool_turn_state") or state
+    asked = prompt.ends_in(list(profile.get("generation_prompt_ids", ()))) if at_tools != state else True
+    is_open = np.where(asked, state == "open", at_tools == "open")
     opened = output.first(output.flat == opening)
     thinks = (opened <= LEADING) & (opened < output.lengths)
-    return np.where(thinks, end, 0), thinks & (opened > 0)
+    return np.where(is_open | thinks, end, 0), ~is_open & thinks & (opened > 0)

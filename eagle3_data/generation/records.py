@@ -42,11 +42,11 @@ STEP_FEATURES: Final = Features(
 class Reader(Protocol):
     """What counts thinking and tool calls in an answer: `eagle3_data.Target`."""
 
-    def reasoning_tokens(self, output_ids: Ids) -> int:
-        """Return the tokens of thinking, the end token included."""
+    def reasoning_tokens(self, output_ids: Ids, input_ids: Ids) -> int:
+        """Return the tokens of thinking in the answer to a prompt, the end token included."""
 
-    def tool_calls(self, output_ids: Ids) -> int:
-        """Return the tool calls begun."""
+    def tool_calls(self, output_ids: Ids, input_ids: Ids) -> int:
+        """Return the tool calls begun in the answer to a prompt."""
 
 
 def step_columns(target: Reader, ids: Ids, entry: Entry) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def step_columns(target: Reader, ids: Ids, entry: Entry) -> dict[str, Any]:
         "stop_token_id": np.int32(entry.stop_token_id),
         "prompt_tokens": np.int32(len(ids)),
         "completion_tokens": np.int32(len(output)),
-        "reasoning_tokens": np.int32(target.reasoning_tokens(output) if done else 0),
-        "tool_calls": np.int32(target.tool_calls(output) if done else 0),
+        "reasoning_tokens": np.int32(target.reasoning_tokens(output, ids) if done else 0),
+        "tool_calls": np.int32(target.tool_calls(output, ids) if done else 0),
         "max_new_tokens": np.int32(entry.budget if done else 0),
         "rounds": np.int32(entry.rounds if done else 0),
         "error": error,

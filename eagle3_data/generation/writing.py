@@ -238,6 +238,10 @@ def _table(
 ) -> pa.Table:
     chosen = [entry for entry in (entries[row] for row in at.tolist()) if entry is not None]
     outputs = [entry.output_ids for entry in chosen]
+    answered = [
+        (output, chunk.values[chunk.offsets[row] : chunk.offsets[row + 1]])
+        for output, row in zip(outputs, at.tolist(), strict=True)
+    ]
     offsets = np.zeros(len(at) + 1, np.int64)
     np.cumsum([len(output) for output in outputs], out=offsets[1:])
     taken = batch.take(pa.array(at)) if len(at) != batch.num_rows else batch
@@ -254,8 +258,8 @@ def _table(
         "stop_token_id": whole([entry.stop_token_id for entry in chosen]),
         "prompt_tokens": whole([entry.prompt_tokens for entry in chosen]),
         "completion_tokens": whole([len(output) for output in outputs]),
-        "reasoning_tokens": whole([target.reasoning_tokens(output) for output in outputs]),
-        "tool_calls": whole([target.tool_calls(output) for output in outputs]),
+        "reasoning_tokens": whole([target.reasoning_tokens(output, prompt) for output, prompt in answered]),
+        "tool_calls": whole([target.tool_calls(output, prompt) for output, prompt in answered]),
         "max_new_tokens": whole([entry.budget for entry in chosen]),
         "rounds": whole([entry.rounds for entry in chosen]),
     }

@@ -286,14 +286,17 @@ def build_profile(
     call_end = between[0] if between and between[0] != call_begin else (after[0] if after else None)
     outer_end = [index for index in after if index != call_end]
     last, history = prober.keeps_reasoning()
+    state, tool_turn = prober.state(suffix, begin, end), prober.tool_turn(suffix)
+    tool_state = state if tool_turn.endswith(suffix) else prober.state(tool_turn, begin, end)
     ends_and_markers = {*listed, begin, end, *before, *between, *after}
     profile = TokenProfile(
         vocabulary_size=vocabulary_size,
         bos=bos,
         end_of_turn_ids=tuple(dict.fromkeys(listed)),
         generation_prompt_ids=tuple(int(index) for index in encode(suffix)),
-        tool_turn_ids=tuple(int(index) for index in encode(prober.tool_turn(suffix))),
-        thinking_state=prober.state(suffix, begin, end),
+        tool_turn_ids=tuple(int(index) for index in encode(tool_turn)),
+        thinking_state=state,
+        tool_turn_state=tool_state if tool_state != state else None,
         thinking_switch=prober.switch(),
         think_begin_id=begin,
         think_end_id=end,

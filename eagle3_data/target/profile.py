@@ -5,9 +5,12 @@ splitter, the record checks and the card read.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from eagle3_data.errors import TargetError
 
@@ -28,6 +31,8 @@ class TokenProfile:
             there.
         thinking_state: `open` (the prompt opened the thinking), `closed` (the prompt closed it), `model` (the model
             opens it or not), `none` (no thinking).
+        tool_turn_state: the same after a final tool result, where it may differ: DeepSeek-V3.1 adds nothing there that
+            opens the thinking. None if it is `thinking_state`.
         thinking_switch: name of the template variable that turns thinking on and off, None if there is none.
         think_begin_id, think_end_id: the thinking markers, None without thinking.
         tool_section_begin_id, tool_section_end_id: around all calls of an answer, None if there are no such tokens.
@@ -46,6 +51,7 @@ class TokenProfile:
     generation_prompt_ids: tuple[int, ...]
     tool_turn_ids: tuple[int, ...]
     thinking_state: ThinkingState
+    tool_turn_state: ThinkingState | None = None
     thinking_switch: str | None = None
     think_begin_id: int | None = None
     think_end_id: int | None = None
@@ -58,6 +64,14 @@ class TokenProfile:
     keeps_reasoning_last: bool = False
     keeps_reasoning_history: bool = False
     tools_format: str = "none"
+
+    def state_after(self, prompt_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None) -> ThinkingState:
+        """Return how a prompt (n,) leaves thinking; without one, how the generation prompt does."""
+        if prompt_ids is None or self.tool_turn_state in (None, self.thinking_state):
+            return self.thinking_state
+        ending = self.generation_prompt_ids
+        asked = tuple(int(index) for index in prompt_ids[-len(ending) :]) == ending
+        return self.thinking_state if asked or self.tool_turn_state is None else self.tool_turn_state
 
     def to_dict(self) -> dict[str, Any]:
         """Return the profile as JSON-ready values."""
@@ -106,8 +120,8 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
                 value = [value]
             good = isinstance(value, (list, tuple)) and all(_is_id(item) for item in value)
             value = tuple(value) if good else value
-        elif key == "thinking_state":
-            good = value in THINKING_STATES
+        elif key in ("thinking_state", "tool_turn_state"):
+            good = value in THINKING_STATES or (value is None and key == "tool_turn_state")
         elif key in _FLAGS:
             good = isinstance(value, bool)
         elif key in _TEXTS:

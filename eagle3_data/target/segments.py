@@ -1,8 +1,8 @@
 """Cuts what a model wrote into reasoning, answer and tool calls.
 
 Goes in: a token profile and the `output_ids` of one answer, never prompt + output (a prompt can hold an end of
-thinking of its own). Comes out: where the reasoning ends, how many calls were begun, and text views decoded from the
-ids.
+thinking of its own). Of the prompt only its ending matters, where a template ends otherwise after a tool result.
+Comes out: where the reasoning ends, how many calls were begun, and text views decoded from the ids.
 """
 
 import json
@@ -72,16 +72,19 @@ class Splitter:
         openers = (profile.tool_section_begin_id, profile.tool_call_begin_id)
         self._tool_begins = [index for index in openers if index is not None]
 
-    def reasoning_end(self, ids: Ids) -> tuple[int, bool]:
+    def reasoning_end(self, ids: Ids, prompt: Ids | None = None) -> tuple[int, bool]:
         """Return how many leading tokens of `ids` (n,) are thinking, and whether its end token was written.
+
+        `prompt` (m,) is what was answered; None stands for one that ends in the generation prompt.
 
         The thinking runs to its first end token, that one included; to the first tool token if it never closed; else
         to the end of the output. Where the prompt did not open it, it must begin the output.
         """
         profile = self._profile
-        if profile.think_end_id is None or profile.thinking_state == "none" or not len(ids):
+        state = profile.state_after(prompt)
+        if profile.think_end_id is None or state == "none" or not len(ids):
             return 0, False
-        if profile.thinking_state != "open" and not self._opens(ids):
+        if state != "open" and not self._opens(ids):
             return 0, False
         closed = np.flatnonzero(ids == profile.think_end_id)
         if len(closed):
@@ -93,18 +96,18 @@ class Splitter:
         places = np.flatnonzero(ids[: _LEADING + 1] == self._profile.think_begin_id)
         return bool(len(places)) and not self._decode(ids[: places[0]].tolist()).strip()
 
-    def tool_calls(self, ids: Ids) -> int:
+    def tool_calls(self, ids: Ids, prompt: Ids | None = None) -> int:
         """Return how many tool calls `ids` (n,) begins after its thinking."""
         begin = self._profile.tool_call_begin_id
         if begin is None:
             return 0
-        end, _ = self.reasoning_end(ids)
+        end, _ = self.reasoning_end(ids, prompt)
         return int(np.count_nonzero(ids[end:] == begin))
 
-    def split(self, ids: Ids) -> Segments:
-        """Split an output (n,) into its parts."""
+    def split(self, ids: Ids, prompt: Ids | None = None) -> Segments:
+        """Split an output (n,), the answer to `prompt` (m,), into its parts."""
         profile = self._profile
-        end, closed = self.reasoning_end(ids)
+        end, closed = self.reasoning_end(ids, prompt)
         stop = int(ids[-1]) if len(ids) and int(ids[-1]) in profile.end_of_turn_ids else -1
         last = len(ids) - (stop >= 0)
         thought = ids[: min(end - closed, last)]

@@ -297,20 +297,29 @@ class Target:
 
     # ---- outputs
 
-    def split(self, output_ids: Sequence[int] | Ids) -> Segments:
-        """Split what the model wrote (never prompt + output) into reasoning, answer and tool calls."""
-        return self._splitter.split(_ids(output_ids))
+    def split(self, output_ids: Sequence[int] | Ids, input_ids: Sequence[int] | Ids | None = None) -> Segments:
+        """Split what the model wrote (never prompt + output) into reasoning, answer and tool calls.
 
-    def reasoning_tokens(self, output_ids: Sequence[int] | Ids) -> int:
-        """Return how many tokens of an output (n,) are thinking, its end token included.
+        Args:
+            output_ids: the output (n,).
+            input_ids: the prompt (m,) it answers. Only its end matters, and only for targets whose profile has a
+                `tool_turn_state`; None stands for a prompt that ends in the generation prompt.
+        """
+        return self._splitter.split(_ids(output_ids), _prompt(input_ids))
+
+    def reasoning_tokens(self, output_ids: Sequence[int] | Ids, input_ids: Sequence[int] | Ids | None = None) -> int:
+        """Return how many tokens of an output (n,) are thinking, its end token included; arguments as `split`.
 
         All of them if it never closed; those before the tool token if a tool call ended it; 0 without thinking.
         """
-        return self._splitter.reasoning_end(_ids(output_ids))[0]
+        return self._splitter.reasoning_end(_ids(output_ids), _prompt(input_ids))[0]
 
-    def tool_calls(self, output_ids: Sequence[int] | Ids) -> int:
-        """Return how many tool calls an output (n,) begins; 0 for targets whose calls are plain text."""
-        return self._splitter.tool_calls(_ids(output_ids))
+    def tool_calls(self, output_ids: Sequence[int] | Ids, input_ids: Sequence[int] | Ids | None = None) -> int:
+        """Return how many tool calls an output (n,) begins; arguments as `split`.
+
+        0 for targets whose calls are plain text.
+        """
+        return self._splitter.tool_calls(_ids(output_ids), _prompt(input_ids))
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
         """Return the text of ids, control tokens spelled out."""
@@ -357,6 +366,10 @@ class Target:
 
 def _ids(ids: Sequence[int] | Ids) -> Ids:
     return np.asarray(ids, dtype=np.int32)
+
+
+def _prompt(ids: Sequence[int] | Ids | None) -> Ids | None:
+    return None if ids is None else _ids(ids)
 
 
 def _sha256(text: str) -> str:

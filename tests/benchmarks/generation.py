@@ -44,7 +44,7 @@ class WideTarget(PlainTarget):
 
     vocabulary_size = 163_840
 
-    def reasoning_tokens(self, output_ids: Any) -> int:
+    def reasoning_tokens(self, output_ids: Any, input_ids: Any = None) -> int:
         return 0
 
 
