@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import datasets.packaged_modules.parquet.parquet
 import huggingface_hub
 from huggingface_hub import HfApi
 
+import eagle3_data.lengths.markdown  # noqa: F401  what every publish needs is imported once, before the forks
 from eagle3_data.publishing import hub_errors, versions
 from eagle3_data.publishing.hub import publish
 from eagle3_data.run_folder import RunFolder
