@@ -40,6 +40,9 @@ class PlainTarget:
     def render_batch(self, messages: list[Any], tools: list[Any]) -> list["np.ndarray[Any, Any]"]:
         return [np.array([int(word) for word in chat[-1]["content"].split()], np.int32) for chat in messages]
 
+    def forged(self, messages: list[Any], tools: Any) -> int:
+        return 0
+
 
 def prompt_ids(number: int, tokens: int = 6) -> list[int]:
     """Return ids that no other prompt has."""

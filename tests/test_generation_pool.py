@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from generation_support import PlainTarget, ServerProcess, prompt_ids, prompts, serving
-from servers.generate_server import GenerateServer, random_faults
+from servers.generate_server import GenerateServer, crc_of, random_faults
 
 from eagle3_data.errors import DataError
 from eagle3_data.generation import GenerationRun, Generator, RetryPolicy, records, run_generation, write_records
@@ -205,6 +205,20 @@ def test_prompts_of_another_rendering_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="was answered for a prompt of 6 ids"):
         write_records({"B1": prompts(5)}, run, Other("other"))
+
+
+def test_records_that_spell_control_tokens_are_counted(tmp_path: Path) -> None:
+    class Spelled(PlainTarget):
+        def forged(self, messages: list[Any], tools: Any) -> int:
+            return int(messages[-1]["content"].split()[-1]) % 3  # 1 or 2 strings in two rows of three
+
+    run = RunFolder(tmp_path)
+    refused = crc_of(prompt_ids(4))  # a row without a record does not count
+    with serving(GenerateServer(lambda crc, turn: "400" if crc == refused else "")) as url:
+        with Generator(Spelled(), [url], {}, 40, run.journal_path, retries=QUICK, max_failure_share=1.0) as step:
+            run_generation({"B1": prompts(30)}, step)
+        for _ in range(2):  # counted, then remembered
+            assert write_records({"B1": prompts(30)}, run, Spelled())["B1"].forged == 19
 
 
 def test_rendering_is_taken_up_where_it_is_whole(tmp_path: Path) -> None:

@@ -35,12 +35,20 @@ from eagle3_data.schema import clean_messages
 logger = logging.getLogger(__name__)
 
 _ROW: Final = np.dtype(
-    [("start", "<u8"), ("hi", "<u8"), ("lo", "<u8"), ("count", "<u4"), ("crc", "<u4"), ("name", "<u4")]
+    [
+        ("start", "<u8"),
+        ("hi", "<u8"),
+        ("lo", "<u8"),
+        ("count", "<u4"),
+        ("crc", "<u4"),
+        ("name", "<u4"),
+        ("forged", "<u4"),
+    ]
 )
-_LINE: Final = struct.Struct("<QQQIII")  # the same, for one row at a time
+_LINE: Final = struct.Struct("<QQQIIII")  # the same, for one row at a time
 _CHUNK: Final = 256
 _POLL_SECONDS: Final = 0.5
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 
 class Renderer(Protocol):
@@ -51,6 +59,9 @@ class Renderer(Protocol):
 
     def render_batch(self, messages: list[Any], tools: list[Any]) -> list[Ids]:
         """Return the prompt ids of many chats."""
+
+    def forged(self, messages: Any, tools: Any) -> int:
+        """Return how many control strings the texts of a chat spell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +227,8 @@ class RenderedPrompts:
                 keys = keys_of(names)
                 lines["hi"], lines["lo"] = keys[:, 0], keys[:, 1]
                 pieces: list[bytes] = []
-                for name, ids in zip(names, self._ids_of(batch), strict=True):
+                rendered, lines["forged"] = self._rendered(batch)
+                for name, ids in zip(names, rendered, strict=True):
                     pieces += (ids.tobytes(), name.encode())
                 sizes = np.array([len(piece) for piece in pieces], np.uint64)
                 lines["start"] = start + np.cumsum(sizes)[1::2] - sizes[1::2] - sizes[0::2]
@@ -232,7 +244,8 @@ class RenderedPrompts:
             os.fsync(ids_file.fileno())
             os.fsync(rows_file.fileno())
 
-    def _ids_of(self, batch: pa.Table) -> list[Ids]:
+    def _rendered(self, batch: pa.Table) -> tuple[list[Ids], list[int]]:
+        """Return the ids of a chunk's prompts, and how many control strings each spells (none where ids are given)."""
         if self._given:
             column = batch.column("input_ids").combine_chunks()
             column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -240,14 +253,18 @@ class RenderedPrompts:
             offsets = column.offsets.to_numpy()
             if len(values) and (values.min() < -(2**31) or values.max() >= 2**31):
                 raise DataError(f"{self._table.name}: input_ids holds numbers beyond int32")
-            return [values[low:high].astype("<i4") for low, high in itertools.pairwise(offsets)]
+            ids = [values[low:high].astype("<i4") for low, high in itertools.pairwise(offsets)]
+            return ids, [0] * len(ids)
         messages = [clean_messages(chat or []) for chat in batch.column("messages").to_pylist()]
         tools = batch.column("tools").to_pylist()
         try:
             rendered = self._renderer.render_batch(messages, tools)
         except Exception:
             rendered = [self._one(self.ready + at, *pair) for at, pair in enumerate(zip(messages, tools, strict=True))]
-        return [np.ascontiguousarray(ids, "<i4") for ids in rendered]
+        whole = [np.ascontiguousarray(ids, "<i4") for ids in rendered]
+        # A chat that could not be rendered cannot be looked into either.
+        spelled = zip(whole, messages, tools, strict=True)
+        return whole, [self._renderer.forged(chat, offered) if len(ids) else 0 for ids, chat, offered in spelled]
 
     def _one(self, row: int, messages: list[dict[str, Any]], tools: str) -> Ids:
         """Render one prompt of a chunk that could not be rendered together; a faulty one gets no ids."""
@@ -265,7 +282,7 @@ class RenderedPrompts:
         Raises:
             DataError: the bytes on disk are damaged.
         """
-        start, _, _, tokens, crc, name = _LINE.unpack(os.pread(self._rows, _LINE.size, number * _LINE.size))
+        start, _, _, tokens, crc, name, _ = _LINE.unpack(os.pread(self._rows, _LINE.size, number * _LINE.size))
         data = os.pread(self._ids, tokens * 4 + name, start)
         ids = np.frombuffer(data, "<i4", tokens)
         if zlib.crc32(ids.data) != crc:
@@ -294,10 +311,10 @@ class RenderedPrompts:
             values[offsets[at] : offsets[at + 1]] = np.frombuffer(piece, "<i4")
         return Chunk(values, offsets, lines["crc"].astype(np.uint32))
 
-    def counts(self, start: int, rows: int) -> npt.NDArray[np.uint32]:
-        """Return the token counts of `rows` prompts from `start`."""
-        data = os.pread(self._rows, rows * _ROW.itemsize, start * _ROW.itemsize)
-        return np.frombuffer(data, _ROW)["count"].astype(np.uint32)
+    def counts(self, start: int, rows: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+        """Return tokens, and control strings that the texts spell, of `rows` prompts from `start`."""
+        lines = np.frombuffer(os.pread(self._rows, rows * _ROW.itemsize, start * _ROW.itemsize), _ROW)
+        return lines["count"], lines["forged"]
 
     def _damaged(self, number: int) -> DataError:
         return DataError(

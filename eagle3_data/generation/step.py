@@ -25,6 +25,7 @@ from eagle3_data.generation.extension import Extend, ladder
 from eagle3_data.generation.journal import Journal
 from eagle3_data.generation.progress import Progress
 from eagle3_data.generation.records import Reader, step_columns
+from eagle3_data.generation.rendered import Renderer
 from eagle3_data.generation.sglang import AnswerReader, RequestBody, complete_sampling
 from eagle3_data.generation.sharing import shared_journal
 from eagle3_data.schema import clean_messages
@@ -33,7 +34,7 @@ from eagle3_data.schema import clean_messages
 _MAP_TASKS: Final = 200_000
 
 
-class Asked(Reader, Protocol):
+class Asked(Reader, Renderer, Protocol):
     """What a Generator needs of a target: `eagle3_data.Target`."""
 
     @property
@@ -43,12 +44,6 @@ class Asked(Reader, Protocol):
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end an answer."""
-
-    def identity(self) -> dict[str, Any]:
-        """Return what the answers depend on."""
-
-    def render_batch(self, messages: list[Any], tools: list[Any]) -> list[Ids]:
-        """Return the prompt ids of many chats."""
 
 
 class Generator:

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _CHUNK: Final = 1000
 _SCAN: Final = 50_000
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _ORIGIN: Final = (
     "sample_id",
     "source",
@@ -58,7 +58,10 @@ class WrittenTarget(Reader, Renderer, Protocol):
 
 @dataclass(slots=True)
 class SourceCounts:
-    """What became of a source's prompts; tokens are those of its records. `missing` have no outcome yet."""
+    """What became of a source's prompts; tokens are those of its records. `missing` have no outcome yet.
+
+    `forged` are records in whose messages or tools a text spells a control token of the target.
+    """
 
     records: int = 0
     validation: int = 0
@@ -66,6 +69,7 @@ class SourceCounts:
     skipped: int = 0
     missing: int = 0
     truncated: int = 0
+    forged: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -161,7 +165,9 @@ def _scan(table: PromptTable, rendered: RenderedPrompts, journal: Journal, setti
         counts.truncated += int((done & (states != State.STOP)).sum())
         counts.missing += int((states == State.NONE).sum())
         counts.completion_tokens += int(columns["tokens"][done].sum())
-        counts.prompt_tokens += int(rendered.counts(start, batch.num_rows)[done].sum())
+        tokens, forged = rendered.counts(start, batch.num_rows)
+        counts.prompt_tokens += int(tokens[done].sum())
+        counts.forged += int((forged[done] > 0).sum())
         others = np.flatnonzero(states >= State.FAILED)
         for entry in journal.read_many(positions[others]):
             assert entry is not None

@@ -80,6 +80,8 @@ class Generated:
             notes.append(f"{self.tokens:,} completion tokens in {self.seconds:,.1f} s ({rate:,.0f} tokens/s)")
         if self.failed:
             notes.append(f"{self.failed:,} rows failed, see {self.folder / 'failures.parquet'}; run again to retry")
+        if forged := sum(counts.forged for counts in self.counts.values()):
+            notes.append(f"{forged:,} records have a text that spells a control token of the target")
         if self.interrupted:
             notes.append("interrupted: run the same command again to go on where it stopped")
         notes += [f"warning: {warning}" for warning in self.warnings]
