@@ -88,7 +88,7 @@ class Plan:
         parts.append("\n".join(line for report in self.prompts.values() for line in report.sentences()))
         parts.append("\n".join(f"{name}: {line}" for name, worth in self.worth.items() for line in worth.sentences()))
         parts.append(_cost_words(self.cost))
-        parts.append(f"The first prompt, as the target sees it (⟦…⟧ are control tokens):\n{self.example}")
+        parts.append(f"The first prompt, as the target sees it (⟦…⟧ are control tokens), {self.example}")
         parts += [f"Warning: {warning}" for warning in self.warnings]
         return "\n\n".join(parts)
 
@@ -153,7 +153,8 @@ def _chats(path: Path, most: int) -> Iterator[tuple[list[Any], list[Any]]]:
 
 def _first_prompt(path: Path, target: Target) -> str:
     messages, tools = next(_chats(path, 1))
-    return target.describe({"input_ids": target.render(messages[0], tools[0]), "output_ids": []})
+    ids = target.render(messages[0], tools[0])
+    return f"{len(ids):,} tokens:\n{target.show(ids)}"
 
 
 def _cost(run: Run, reports: Mapping[str, PromptReport]) -> dict[str, Any]:
@@ -209,6 +210,8 @@ def _facts(server: ServerInfo | None) -> dict[str, Any] | None:
 
 def _words(target: Target, key: str, value: Any) -> str:
     """A field of the profile, with the tokens beside their ids."""
+    if key == "tool_turn_state" and value is None:
+        return "as thinking_state"
     if not (key.endswith(("_id", "_ids")) or key == "bos") or value is None:
         return "none" if value is None else str(value)
     ids = value if isinstance(value, list) else [value]

@@ -73,3 +73,16 @@ def test_wrong_tokenizer_is_refused(
 def test_no_tokenizer_there(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"tokenizer\.json"):
         Target.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "kimi-k2.5"])
+def test_canaries_for_a_server_reach_rare_tokens_and_every_control(name: str) -> None:
+    target = Target.from_pretrained(SHARED / "tokenizers" / name)
+    found = dict(target.canaries())
+    assert all(target.tokenizer.encode(text, add_special_tokens=False) == ids for text, ids in found.items())
+    seen = {index for ids in found.values() for index in ids}
+    ordinary = set(range(target.vocabulary_size)) - set(target.tokenizer.added_tokens_decoder)
+    tenths = {index * 10 // target.vocabulary_size for index in seen & ordinary}
+    assert tenths == set(range(10))
+    profile = target.profile
+    assert {*profile.end_of_turn_ids, profile.think_end_id, profile.tool_call_begin_id} - {None} <= seen

@@ -105,6 +105,23 @@ def test_right_model_without_a_tokenizer() -> None:
     assert 0 < server.largest_id_seen < 32_000, "a larger id may kill a server with a smaller vocabulary"
 
 
+def test_a_long_text_is_shown_where_its_ids_differ() -> None:
+    text, ids = "word " * 100, list(range(100))
+    server = FakeServer(tokens={**dict(FakeTarget().canaries()), text: [*ids[:50], 7, *ids[51:]]})
+
+    class Long(FakeTarget):
+        def canaries(self) -> list[tuple[str, list[int]]]:
+            return [*super().canaries(), (text, ids)]
+
+    async def run() -> None:
+        async with server.running() as url:
+            await check_server(url, Long())
+
+    with pytest.raises(WrongModelError, match=r"\[…, 48, 49, 7, .*\[…, 48, 49, 50, ") as refused:
+        asyncio.run(run())
+    assert len(str(refused.value)) < 500
+
+
 def test_router_that_hides_the_server() -> None:
     info = check(FakeServer(info=None, tokens=None))
     assert (info.context_length, info.version, info.checked_by) == (0, "", "logprob")

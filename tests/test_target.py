@@ -343,6 +343,14 @@ def test_glm_needs_to_be_told_its_end(tmp_path: Path) -> None:
     assert read.stop_token_ids == tuple(ends)
     assert (read.profile.thinking_state, read.profile.thinking_switch) == ("model", "enable_thinking")
     assert read.profile.tool_call_begin_id == ids["<tool_call>"]
+    assert (read.profile.tool_call_end_id, read.profile.tool_separator_id) == (ids["</tool_call>"], ids["<arg_key>"])
+    call = "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+    parts = read.split(read.tokenizer.encode(f"A{call}{call}<|observation|>", add_special_tokens=False))
+    assert [parts.answer, *((one.name, one.complete) for one in parts.tool_calls)] == ["A", ("f", True), ("f", True)]
+    for target in (given, read):
+        assert not set(ends) & set(target.profile.template_only_ids)
+    with pytest.raises(TargetError, match=r"target\.profile\.end_of_turn_ids: 99999 is not in the vocabulary"):
+        Target.from_pretrained(folder, profile={"end_of_turn_ids": [*ends, 99999]})
     assert Target.from_pretrained(folder, thinking=False).profile.thinking_state == "closed"
 
 

@@ -165,16 +165,24 @@ async def _compare_texts(
         if given is None:
             return None
         if given != ids:
+            at = next((place for place, (one, other) in enumerate(zip(given, ids, strict=False)) if one != other), 0)
             raise WrongModelError(
-                f"{facts.url}: serves {facts.model_path or 'another model'}, whose ids of {text!r} are "
-                f"{_short(given)}; the target {name} has {_short(ids)}; point engine.urls at a server with the "
-                "target's model"
+                f"{facts.url}: serves {facts.model_path or 'another model'}, whose ids of {_shown(text)} are "
+                f"{_short(given, at)}; the target {name} has {_short(ids, at)}; point engine.urls at a server with "
+                "the target's model"
             )
     return f"{len(canaries)} texts have the same ids"
 
 
-def _short(ids: Sequence[int]) -> str:
-    return str(list(ids)) if len(ids) <= 8 else f"[{', '.join(map(str, ids[:8]))}, …]"
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= 60 else f"{text[:60]!r}…"
+
+
+def _short(ids: Sequence[int], at: int) -> str:
+    """Show some ids from a little before the place where they differ."""
+    first = 0 if len(ids) <= 8 else max(0, at - 2)
+    shown = [str(index) for index in ids[first : first + 8]]
+    return f"[{', '.join([*(['…'] if first else []), *shown, *(['…'] if first + 8 < len(ids) else [])])}]"
 
 
 async def _compare_likelihood(

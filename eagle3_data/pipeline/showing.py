@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 _WIDE = 10_000
 
@@ -20,7 +21,8 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str |
         numeric = any(not isinstance(row[number], str) for row in filled)
         table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
     for row in filled:
-        table.add_row(*(cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
+        # Plain text: rich would read "[BOS]" as markup and leave it out.
+        table.add_row(*(Text(cell if isinstance(cell, str) else f"{cell:,}") for cell in row))
     console = Console(width=_WIDE, highlight=False)
     with console.capture() as capture:
         console.print(table)

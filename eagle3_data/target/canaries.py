@@ -7,7 +7,7 @@ several versions, and a wrong prompt id spoils every row that follows.
 
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +23,9 @@ _TEXTS: Final = (
     "def f(x):\n    return x\n\n\n",
 )
 _SERVER_TEXTS: Final = (*_TEXTS, "Ça va ? Füße, naïve ½ ٣ 五", "\tа́б\r\n  🙂👩‍👩‍👧 end  ")
+
+_SAMPLED_TEXTS: Final = 8
+_LINES: Final = 128
 
 
 @dataclass(frozen=True)
@@ -218,5 +221,23 @@ def _is_byte_level(tokenizer: Any) -> bool:
 def server_canaries(codec: Codec) -> list[tuple[str, list[int]]]:
     """Return texts with their ids, control strings live; the last text spells some control tokens."""
     controls = "x".join(list(codec.controls.ids)[:4])
-    texts = [*_SERVER_TEXTS, controls] if controls else list(_SERVER_TEXTS)
+    return _with_ids(codec, [*_SERVER_TEXTS, controls] if controls else list(_SERVER_TEXTS))
+
+
+def vocabulary_canaries(codec: Codec, sources: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Return texts with their ids that reach where common text does not.
+
+    Some hold tokens from all over the vocabulary, one a line, so that ids which are shifted or named otherwise in any
+    larger part of it show; the last holds every control string that the template's `sources` write.
+    """
+    ordinary = sorted(set(codec.vocabulary.values()) - set(codec.controls.ids.values()))
+    step = max(1, len(ordinary) // (_LINES * _SAMPLED_TEXTS))
+    words = [codec.decode([index]) for index in ordinary[step - 1 :: step]]
+    words = [word for word in words if word.strip() and "\ufffd" not in word]
+    texts = ["\n".join(words[first : first + _LINES]) for first in range(0, len(words), _LINES)]
+    written = "x".join(content for content in codec.controls.ids if any(content in source for source in sources))
+    return _with_ids(codec, [*texts, written] if written else texts)
+
+
+def _with_ids(codec: Codec, texts: Sequence[str]) -> list[tuple[str, list[int]]]:
     return [(text, ids.tolist()) for text, ids in zip(texts, codec.encode(texts), strict=True)]

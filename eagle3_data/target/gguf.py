@@ -8,6 +8,8 @@ architecture; here it is chosen by the file's `tokenizer.ggml.pre`, as llama.cpp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from eagle3_data.errors import TargetError
 
 if TYPE_CHECKING:
@@ -82,8 +84,20 @@ def _fields(path: Path) -> dict[str, Any]:
         ) from error
     if not path.is_file():
         raise TargetError(f"{path}: there is no such GGUF file")
+
+    class _Reader(GGUFReader):
+        """Reads through a plain array: every slice of a memmap costs more than what is read (3 times in all)."""
+
+        @property
+        def data(self) -> Any:
+            return self._data
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._data = mapped.view(np.ndarray)
+
     try:
-        reader = GGUFReader(path)
+        reader = _Reader(path)
     except (ValueError, IndexError, OSError) as error:
         raise TargetError(f"{path}: not a readable GGUF file ({error})") from error
     return {

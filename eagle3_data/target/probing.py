@@ -283,8 +283,7 @@ def build_profile(
     listed = [*([] if own_end is None else [own_end]), *ends.generation_config, *ends.config, *ends.tokenizer]
     before, between, after = prober.calls.before, prober.calls.between, prober.calls.after
     call_begin = before[-1] if before else None
-    call_end = between[0] if between and between[0] != call_begin else (after[0] if after else None)
-    outer_end = [index for index in after if index != call_end]
+    call_end, outer_end = _call_ends(before, between, after)
     last, history = prober.keeps_reasoning()
     state, tool_turn = prober.state(suffix, begin, end), prober.tool_turn(suffix)
     tool_state = state if tool_turn.endswith(suffix) else prober.state(tool_turn, begin, end)
@@ -301,7 +300,7 @@ def build_profile(
         think_begin_id=begin,
         think_end_id=end,
         tool_section_begin_id=before[0] if len(before) > 1 else None,
-        tool_section_end_id=outer_end[0] if len(before) > 1 and outer_end else None,
+        tool_section_end_id=outer_end if len(before) > 1 else None,
         tool_call_begin_id=call_begin,
         tool_call_end_id=call_end if call_begin is not None else None,
         tool_separator_id=prober.calls.separator if call_begin is not None else None,
@@ -310,7 +309,24 @@ def build_profile(
         keeps_reasoning_history=history,
         tools_format=tools_format if prober.shows_tools() else "none",
     )
-    return profile.replaced(given)
+    return profile.overridden(given)
+
+
+def _call_ends(before: list[int], between: list[int], after: list[int]) -> tuple[int | None, int | None]:
+    """Return the tokens that end a call and all calls.
+
+    A template may mark each argument as well (GLM's `</arg_value>`), so what ends a call is the last token before the
+    next call begins. Where only one call can be rendered, its end is as far from the tail's end as its beginning is
+    from the head's.
+    """
+    call_end: int | None = None
+    rest = between[: between.index(before[-1])] if before and before[-1] in between else between
+    if rest:
+        call_end = rest[-1]
+    elif after:
+        call_end = after[-len(before)] if 0 < len(before) <= len(after) else after[0]
+    beyond = after[after.index(call_end) + 1 :] if call_end in after else after
+    return call_end, beyond[0] if beyond else None
 
 
 def _user() -> dict[str, Any]:

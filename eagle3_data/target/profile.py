@@ -98,6 +98,31 @@ class TokenProfile:
         """
         return dataclasses.replace(self, **checked_fields(fields))
 
+    def overridden(self, fields: Mapping[str, Any]) -> "TokenProfile":
+        """Return the profile that was read, with the fields that a recipe gives on top.
+
+        What a recipe calls an end or a marker is no longer one of the tokens that only a template writes.
+
+        Raises:
+            TargetError: an unknown field, a wrong type, or an id outside the vocabulary.
+        """
+        whole = self.replaced(fields)
+        markers: set[int | None] = set(whole.end_of_turn_ids)
+        for key in fields:
+            value = getattr(whole, key)
+            ids = value if key in _LISTS else (value,) if key.endswith("_id") or key == "bos" else ()
+            wrong = [index for index in ids if index is not None and index >= whole.vocabulary_size]
+            if wrong:
+                raise TargetError(
+                    f"target.profile.{key}: {wrong[0]} is not in the vocabulary, whose ids are below "
+                    f"{whole.vocabulary_size:,}"
+                )
+            markers.update(ids if key.endswith("_id") else ())
+        if "template_only_ids" in fields:
+            return whole
+        kept = tuple(index for index in whole.template_only_ids if index not in markers)
+        return dataclasses.replace(whole, template_only_ids=kept)
+
 
 _LISTS: Final = ("end_of_turn_ids", "generation_prompt_ids", "tool_turn_ids", "template_only_ids")
 _FLAGS: Final = ("keeps_reasoning_last", "keeps_reasoning_history")

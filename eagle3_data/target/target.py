@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from eagle3_data.errors import TargetError
-from eagle3_data.target.canaries import check_canaries, server_canaries
+from eagle3_data.target.canaries import check_canaries, server_canaries, vocabulary_canaries
 from eagle3_data.target.encoding import Codec, Ids
 from eagle3_data.target.gguf import load_gguf
 from eagle3_data.target.loading import (
@@ -238,7 +238,7 @@ class Target:
 
     def canaries(self) -> list[tuple[str, list[int]]]:
         """Return texts with their ids, to compare with a server's `/tokenize`: control strings live, nothing added."""
-        return server_canaries(self._codec)
+        return [*server_canaries(self._codec), *vocabulary_canaries(self._codec, self._template.sources())]
 
     # ---- prompts
 
