@@ -23,7 +23,7 @@ from eagle3_data.errors import DataError, DiskFull, MachineError, RunLocked
 MANIFEST_FORMAT: Final = 1
 ROWS_PER_FILE: Final = 50_000
 ROWS_PER_GROUP: Final = 1_000
-# Of token ids, before compression: who streams the first rows reads about one group, a third of this.
+# Of token ids, before compression: who streams the first rows reads some three groups, each about half of this.
 _BYTES_PER_GROUP: Final = 2**21
 
 

@@ -137,7 +137,7 @@ def test_a_version_is_never_overwritten(hub: TestHub, runs: dict[str, RunFolder]
 
 
 def test_row_groups_are_small_whatever_the_rows_hold_and_however_they_came(tmp_path: Path) -> None:
-    """Who streams the first rows reads about one group; the same rows give the same bytes."""
+    """Who streams the first rows reads whole groups; the same rows give the same bytes."""
     import pyarrow.parquet as pq
     from run_folders import record_table
 

@@ -142,7 +142,7 @@ def timed(call: Callable[[], Any], repeats: int = 5) -> float:
 def histogram(data: Any, size: int, tokens: int) -> None:
     """Compare the one-pass histogram with loops that feed a Counter, on memory-mapped and on Parquet rows.
 
-    The trainers' loop is that of SpecForge 0.2 and speculators 0.7, numpy in place of torch: each row's ids under
+    The trainers' loop is that of SpecForge 0.2.0 and speculators 0.9.0, numpy in place of torch: each row's ids under
     the loss, made unique, go into the Counter. A loop over prompt + output and its mask is what they have to run.
     """
     import datasets
