@@ -51,8 +51,8 @@ def _array(ids: Sequence[int]) -> Ids:
 class FastCodec:
     """A codec over a `tokenizers.Tokenizer`, the fast class of transformers."""
 
-    # Making the faster encoder costs a second or two, which some hundred prompts do not win back.
-    WORTH_IT = 512
+    # Making the faster encoder costs some seconds, which fewer characters than this do not win back.
+    WORTH_IT = 4_000_000
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -80,7 +80,7 @@ class FastCodec:
         return self._may_forge
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        self._asked += len(texts)
+        self._asked += sum(map(len, texts))
         if self._asked > self.WORTH_IT and not self._tried:
             with self._lock:
                 if not self._tried:
@@ -172,7 +172,7 @@ class TiktokenCodec:
         self.vocabulary: dict[str, int] = {token.content: token.id for token in added}
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        self._asked += len(texts)
+        self._asked += sum(map(len, texts))
         path, pattern = self._source
         if self._asked > FastCodec.WORTH_IT and path:
             with self._lock:
