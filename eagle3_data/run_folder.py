@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -198,6 +199,14 @@ class RunFolder:
     def record_files(self, source: str, split: str = "train") -> list[Path]:
         """Return the Parquet files of a source's split, in order; empty when there are none."""
         return sorted(self.records_path(source).glob(f"{split}-*.parquet"))
+
+    def drop_records_except(self, sources: Iterable[str]) -> list[str]:
+        """Remove the record files of every other source and return their names; prompts and journal stay."""
+        kept = set(sources)
+        gone = [path for path in (self.path / "records").glob("[!.]*") if path.is_dir() and path.name not in kept]
+        for path in gone:
+            shutil.rmtree(path)
+        return sorted(path.name for path in gone)
 
     def sources(self) -> list[str]:
         """Return the names of the sources that have records, sorted."""

@@ -231,3 +231,27 @@ def test_a_finished_run_needs_no_engine(tokenizer: Path, data: Path, tmp_path: P
     recipe(path, url, tokenizer, data, rows=6)
     _, complaint = call("run", path, cwd=tmp_path, status=3)
     assert url in complaint.splitlines()[-1]
+
+
+def test_record_files_tell_no_url_and_leave_with_their_source(
+    url: str, tokenizer: Path, data: Path, tmp_path: Path
+) -> None:
+    path = recipe(tmp_path / "r.yaml", url, tokenizer, data, rows=3)
+    text = path.read_text()
+    path.write_text(
+        text.replace(
+            "sources:\n",
+            f"sources:\n  second: {{source: B1_glaive, data_files: [{data}], rows: 2, max_new_tokens: 9}}\n",
+        )
+    )
+    call("run", path, cwd=tmp_path)
+    folder = tmp_path / "runs/tried"
+    both = parquet_bytes(folder)
+    assert len(both) == 2
+    for name in both:
+        stored = pq.read_metadata(folder / name).metadata
+        assert not any(url.encode() in value or str(tmp_path).encode() in value for value in stored.values())
+        assert json.loads(stored[b"eagle3_data"])["sampling"]["temperature"] == 0.0
+    path.write_text(text)
+    call("run", path, cwd=tmp_path)
+    assert parquet_bytes(folder) == {name: value for name, value in both.items() if "B1_glaive/" in name}

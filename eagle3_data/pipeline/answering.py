@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from eagle3_data import __version__
 from eagle3_data.errors import IdentityError, RunLocked, UsageError
 from eagle3_data.generation import Extend, Generator
 from eagle3_data.generation.embedded import EmbeddedEngine, locate_model
@@ -276,18 +277,20 @@ def tools_warnings(run: Run, target: Target) -> tuple[str, ...]:
 def _write(run: Run, target: Target, step: Generator | None) -> Mapping[str, SourceCounts]:
     recipe, folder = run.recipe, run.folder
     manifest = folder.read_manifest()
-    made = {key: manifest.get(key) for key in ("name", "engine", "recipe", "versions")}
-    # where a server keeps its weights says nothing about the data, and would make equal records differ
+    # Published as it is: no URL and no path, which would also make equal records differ.
     weights = {"weight_version": manifest["identity"].get("weights", {}).get("weight_version", "")}
-    made["identity"] = {**manifest["identity"], "weights": weights}
+    identity = {**manifest["identity"], "weights": weights}
+    made = {"recipe": manifest.get("name"), "engine": manifest.get("engine"), "eagle3-data": __version__}
     counts = write_records(
         {spec.name: folder.prompts_path(spec.name) for spec in recipe.sources},
         folder,
         target,
         holdout={spec.name: spec.holdout for spec in recipe.sources},
-        metadata={"eagle3_data": json.dumps(made, sort_keys=True, ensure_ascii=False)},
+        metadata={"eagle3_data": _canonical(identity), "eagle3_data_made_with": _canonical(made)},
         journal=step.journal if step else None,
     )
+    # the journal keeps the answers of a source that left the recipe; what is read as this run's records must not
+    folder.drop_records_except([spec.name for spec in recipe.sources])
     manifest["generation"] = {name: asdict(count) for name, count in counts.items()}
     done = not any(count.missing for count in counts.values())
     manifest["stages"] = {**manifest.get("stages", {}), "generate": done}
@@ -385,6 +388,10 @@ def _engine(recipe: Recipe, facts: ServerInfo) -> dict[str, Any]:
         "context_length": facts.context_length,
         "deterministic": recipe.engine.deterministic,
     }
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:
