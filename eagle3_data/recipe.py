@@ -292,6 +292,9 @@ class _Reader:
         loader = yaml.SafeLoader("")
         return loader.construct_object(node, deep=True)
 
+    def fields(self, node: yaml.Node, key: str) -> dict[str, Any]:
+        return {name: self.plain(value, f"{key}.{name}") for name, (_, value) in self.items(node, key).items()}
+
     # -- the recipe -------------------------------------------------------------------------------------------------
     def recipe(self, root: yaml.Node, text: str) -> Recipe:
         keys = self.mapping(
@@ -331,7 +334,7 @@ class _Reader:
             "trust_remote_code": self.flag,
             "thinking": self.flag,
             "control_text": self.choice("escape", "naive"),
-            "profile": self.plain,
+            "profile": self.fields,
         }
         return TargetSpec(**self.mapping(node, key, checks, required=("model",)))
 

@@ -66,6 +66,11 @@ BAD = {
     "no engine": ("name: x\nsources:\n  B1_glaive: {max_new_tokens: 5}", 1, "'engine' is missing"),
     "two engines": ("name: x\nengine: {urls: 'http://a', embedded: b}\nsources: {}", 2, "not both"),
     "no target": ("name: x\nengine: {urls: 'http://a'}\nsources:\n  B1_glaive: {max_new_tokens: 5}", 1, "'target'"),
+    "a profile that is a list": (
+        "name: x\ntarget: {model: m, profile: [260]}\nengine: {urls: 'http://a'}\nsources: {}",
+        2,
+        "target.profile: expected keys and values",
+    ),
     "a key in the URL": ("name: x\nengine: {urls: 'http://user:key@a'}\nsources: {}", 2, "api_key_env"),
     "a name with a slash": (f"name: a/b\n{ENGINE}sources: {{}}", 1, "cannot name a folder"),
     "reserved config": (f"{BASE}sources:\n  default: {{source: B1_glaive, max_new_tokens: 5}}", 4, "cannot name"),
