@@ -4,6 +4,7 @@ Goes in: a function that works on one shard. Comes out: what it returned for eac
 to another; the shared journal makes that cheap, because only what was in flight is asked again.
 """
 
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -41,7 +42,7 @@ def run_shards(
         Eagle3DataError: as `work` raises it; the other shards are then stopped, their finished rows are kept.
     """
     try:
-        import ray
+        ray: Any = importlib.import_module("ray")
     except ImportError as error:
         raise UsageError("--ray needs Ray: pip install 'eagle3-data[ray]'") from error
     ours = not ray.is_initialized()
@@ -51,7 +52,7 @@ def run_shards(
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise EngineUnavailable(f"--ray {address}: no Ray cluster answers ({error}); start one") from error
     try:
-        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        nodes: list[dict[str, Any]] = ray.nodes()
         count = shards or max(1, sum(bool(node["Alive"] and node["Resources"].get("CPU")) for node in nodes))
         board: Any = ray.remote(num_cpus=0)(_Board).remote()
         task: Any = ray.remote(num_cpus=1, max_retries=-1, scheduling_strategy="SPREAD")(_shard)
