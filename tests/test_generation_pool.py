@@ -15,8 +15,8 @@ import pytest
 from generation_support import PlainTarget, ServerProcess, prompt_ids, prompts, serving
 from servers.generate_server import GenerateServer, crc_of, random_faults
 
-from eagle3_data.errors import DataError
-from eagle3_data.generation import GenerationRun, Generator, RetryPolicy, records, run_generation, write_records
+from eagle3_data.errors import DataError, DiskFull
+from eagle3_data.generation import GenerationRun, Generator, RetryPolicy, files, records, run_generation, write_records
 from eagle3_data.generation.scheduling import Queues, SourceQueue
 from eagle3_data.run_folder import RunFolder
 
@@ -205,6 +205,25 @@ def test_prompts_of_another_rendering_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="was answered for a prompt of 6 ids"):
         write_records({"B1": prompts(5)}, run, Other("other"))
+
+
+@pytest.mark.parametrize("when", ["at the first byte", "at the last byte"])
+def test_a_disk_that_fills_up_under_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    run = RunFolder(tmp_path)
+    with serving(GenerateServer()) as url, generator(url, run.path) as step:
+        run_generation({"B1": prompts(30)}, step)
+    write_records({"B1": prompts(20)}, run, PlainTarget())
+    before = hashes(tmp_path)
+
+    def full(path: Path, tables: Any, *_: Any) -> None:
+        if when == "at the last byte":
+            list(tables)
+        raise DiskFull(f"{path}: no space left")
+
+    monkeypatch.setattr(files, "write_parquet", full)
+    with pytest.raises(DiskFull):
+        write_records({"B1": prompts(30)}, run, PlainTarget())
+    assert hashes(tmp_path) == before
 
 
 def test_records_that_spell_control_tokens_are_counted(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ class _File:
         self.path = path
         self._tables: queue.Queue[pa.Table | Exception | None] = queue.Queue(maxsize=2)
         self._error: BaseException | None = None
+        self._ended = False
         self._thread = threading.Thread(target=self._run, args=(metadata,), name="parquet", daemon=True)
         self._thread.start()
 
@@ -148,15 +149,17 @@ class _File:
             write_parquet(self.path, self._given(), arrow_schema(RECORD_FEATURES), metadata)
         except BaseException as error:
             self._error = error
-            while self._tables.get() is not None:
+            for _ in self._given():  # or whoever puts would wait for ever
                 pass
 
     def _given(self) -> Iterator[pa.Table]:
-        while (table := self._tables.get()) is not None:
+        while not self._ended:
+            table = self._tables.get()
+            self._ended = not isinstance(table, pa.Table)
             if isinstance(table, Exception):
-                self._tables.put(None)
                 raise table
-            yield table
+            if table is not None:
+                yield table
 
     def put(self, table: Any) -> None:
         if self._error is not None:

@@ -127,8 +127,10 @@ class GenerationRun:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
                 for source in self._sources:
                     source.rendered.close()
-                await asyncio.to_thread(self.step.journal.flush)
-                await self.step.disconnect()
+                try:
+                    await asyncio.to_thread(self.step.journal.flush)
+                finally:
+                    await self.step.disconnect()
         if self._error is not None:
             raise self._error
         interrupted = self._draining and any(source.progress.left for source in self._sources)
