@@ -11,9 +11,9 @@ from generation_support import PlainTarget, ServerProcess, prompts, serving
 from servers.generate_server import GenerateServer
 
 from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
-from eagle3_data.generation import Generator, RetryPolicy, run_generation
+from eagle3_data.generation import Generator, RetryPolicy, endpoints, run_generation
 from eagle3_data.generation.asking import open_session
-from eagle3_data.generation.endpoints import Endpoints
+from eagle3_data.generation.endpoints import Endpoint, Endpoints
 
 QUICK = RetryPolicy(attempts=3, first_wait=0.01, longest_wait=0.05)
 
@@ -154,6 +154,26 @@ def test_auto_fills_the_server_and_does_not_queue(tmp_path: Path, loads: bool) -
         run_generation({"B1": prompts(1200)}, step)
     assert server.most == 100
     assert not server.waiting
+
+
+def test_a_window_that_refusals_shut_opens_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage may refuse every request; with answers of an hour, growth by answers would never catch up."""
+    endpoint = Endpoint("http://one", 1.0, 64.0, auto=False)
+    endpoint.refused()
+    assert endpoint.limit == 1.0
+    endpoint.outstanding = 1
+    endpoint.grow()
+    assert endpoint.limit == 1.0  # refused a moment ago
+    monkeypatch.setattr(endpoints, "_CALM_SECONDS", 0.0)
+    seconds = 0
+    while endpoint.limit < 64.0:
+        endpoint.outstanding = int(endpoint.limit)
+        endpoint.grow()
+        seconds += 1
+    assert seconds <= 9
+    endpoint.outstanding = 64
+    endpoint.grow()
+    assert endpoint.limit == 64.0
 
 
 def test_a_full_queue_is_no_failure(tmp_path: Path) -> None:

@@ -149,7 +149,6 @@ class Asker:
                     failure = f"{error.reason}: {error.message}"
                 else:
                     self.endpoints.check_weights(endpoint, answer.weight_version)
-                    endpoint.answered()
                     self.prompt_tokens += len(ids)
                     self.cached_tokens += answer.cached_tokens
                     return answer, endpoint

@@ -6,6 +6,7 @@ the choice and comes back by itself; when all are lost the run waits. All must s
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 Concurrency = int | Literal["auto"]
 
 _TICK_SECONDS: Final = 1.0
+_CALM_SECONDS: Final = 5.0  # how long a server that refused is not asked for more at once
 _RETURN_SECONDS: Final = (0.5, 15.0)  # first and longest wait between looks at a lost server
 _FIRST_LIMIT: Final = 64  # where a server that reports its load starts to be explored
 _BLIND_LIMIT: Final = 256  # for one that tells neither load nor slots
@@ -42,7 +44,8 @@ class Endpoint:
         self.up = False
         self.facts = ServerFacts(url)
         self.losses = 0
-        self.wanted = 0.0 if auto else limit  # where `limit` returns to by itself; "auto" follows the server instead
+        self._ceiling = float(_HIGHEST_LIMIT) if auto else limit
+        self._refused_at = -_CALM_SECONDS
 
     @property
     def free(self) -> bool:
@@ -52,11 +55,15 @@ class Endpoint:
     def refused(self) -> None:
         """Take note of a 429 or 503: what is in flight beside it is what the server takes."""
         self.limit = max(1.0, min(self.limit, float(self.outstanding)))
+        self._refused_at = time.monotonic()
 
-    def answered(self) -> None:
-        """Take note of an answer: after refusals the window grows back by one for each window of answers."""
-        if self.limit < self.wanted:
-            self.limit = min(self.wanted, self.limit + 1.0 / self.limit)
+    def grow(self, ceiling: float = math.inf) -> None:
+        """Allow half as many again, if all places are taken and nothing was refused for some seconds.
+
+        By the clock and not by answers: where an answer takes an hour, a window that an outage shut would stay small.
+        """
+        if self.outstanding >= self.limit - 1 and time.monotonic() - self._refused_at >= _CALM_SECONDS:
+            self.limit = max(self.limit, min(self._ceiling, ceiling, self.limit * 1.5 + 1))
 
 
 class Endpoints:
@@ -140,8 +147,7 @@ class Endpoints:
             if not endpoint.up:
                 logger.warning("%s does not answer; going on without it until it does", endpoint.url)
                 self._spawn(self._await_return(endpoint))
-        if self._auto:
-            self._spawn(self._tune())
+        self._spawn(self._tune())
 
     async def close(self) -> None:
         """End all background work. The session stays open: it is the caller's."""
@@ -318,24 +324,29 @@ class Endpoints:
     # --- how many -----------------------------------------------------------------------------------------------
 
     async def _tune(self) -> None:
-        """Follow each server's running and waiting counts: grow while nothing waits, shrink to what it runs."""
+        """Follow each server's running and waiting counts: grow while nothing waits, shrink to what it runs.
+
+        A number that was given is only returned to.
+        """
         assert self._session is not None
         while True:
             for endpoint in self.all:
                 if not endpoint.up:
                     continue
+                if not self._auto:
+                    endpoint.grow()
+                    continue
                 load = await fetch_load(self._session, endpoint.url)
                 slots = (load.slots if load else 0) or endpoint.facts.slots
                 if load is None:
                     ceiling = float(slots + max(2, slots // _SPARE)) if slots else float(_BLIND_LIMIT)
-                    if endpoint.outstanding >= endpoint.limit - 1:
-                        endpoint.limit = min(ceiling, endpoint.limit * 1.5 + 1)
+                    endpoint.grow(ceiling)
                     continue
                 # A few waiting requests mean that a place that falls free is filled within the same step.
                 spare = max(2, load.running // _SPARE)
                 if load.waiting > 2 * spare:
                     endpoint.limit = max(1.0, float(load.running + spare))
-                elif load.waiting <= spare and endpoint.outstanding >= endpoint.limit - 1:
-                    endpoint.limit = min(float(_HIGHEST_LIMIT), endpoint.limit * 1.5 + 1)
+                elif load.waiting <= spare:
+                    endpoint.grow()
             self._wake(len(self._waiting))
             await asyncio.sleep(_TICK_SECONDS)
