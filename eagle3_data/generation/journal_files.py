@@ -21,6 +21,7 @@ from eagle3_data.run_folder import machine_errors
 
 _SYNC_SECONDS: Final = 1.0
 _GATHER_SECONDS: Final = 0.01
+_FRAMES_A_WRITE: Final = 512  # the system takes 1024
 _INDEX_MAGIC: Final = b"e3ix"
 
 
@@ -94,12 +95,12 @@ class SegmentWriter:
                 heads, self._heads = self._heads, []
                 closing = self._closing
             try:
-                data = b"".join(frames)
-                _write_all(self._file, data)
+                length = _write_all(self._file, frames)
+                frames.clear()
                 unsynced += heads
                 with self._changed:
-                    self.written += len(data)
-                    self.backlog -= len(data)
+                    self.written += length
+                    self.backlog -= length
                 if unsynced and (urgent or closing or time.monotonic() - last_sync >= _SYNC_SECONDS):
                     os.fdatasync(self._file)
                     last_sync = time.monotonic()
@@ -119,10 +120,19 @@ class SegmentWriter:
             time.sleep(_GATHER_SECONDS)
 
 
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
+def _write_all(file: int, frames: Sequence[bytes]) -> int:
+    """Write frames one after another without joining them, and return their bytes."""
+    length = 0
+    for start in range(0, len(frames), _FRAMES_A_WRITE):
+        part = frames[start : start + _FRAMES_A_WRITE]
+        wanted = sum(map(len, part))
+        written = os.writev(file, part)
+        if written < wanted:
+            rest = memoryview(b"".join(part))[written:]
+            while rest:
+                rest = rest[os.write(file, rest) :]
+        length += wanted
+    return length
 
 
 def new_segment(path: Path, shard: int, shards: int) -> Path:
