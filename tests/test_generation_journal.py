@@ -195,10 +195,10 @@ def test_a_full_disk_stops_with_what_was_written(tmp_path: Path, monkeypatch: py
     real = os.write
 
     def full(file: int, data: Any) -> int:
-        if len(data) < 50:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(file, data[:40])  # a part of the frame still fits
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    # A part of the frame still fits.
+    monkeypatch.setattr(os, "writev", lambda file, frames: real(file, b"".join(frames)[:40]))
     monkeypatch.setattr(os, "write", full)
     journal.append(entry(1))
     with pytest.raises(DiskFull, match="finished rows are kept"):
