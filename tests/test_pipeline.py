@@ -131,6 +131,9 @@ def test_extend_continues_the_cut_rows_and_only_those(url: str, tokenizer: Path,
     for row in pq.read_table(tmp_path / "runs/tried/records/B1_glaive").to_pylist():
         assert row["output_ids"] == continuation(row["input_ids"], 40)[0]
         assert row["rounds"] == (2 if row["sample_id"] in cut else 1)
+    call("extend", path, "--max-new-tokens", "20", cwd=tmp_path)
+    extent = json.loads((tmp_path / "runs/tried/manifest.json").read_text())["extent"]["sources"]["B1_glaive"]
+    assert (extent["caps"], extent["extended_to"]) == (10, 40), "rows are further than the last extend asked for"
 
 
 def test_shards_are_merged_by_whoever_reads(url: str, tokenizer: Path, data: Path, tmp_path: Path) -> None:

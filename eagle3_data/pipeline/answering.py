@@ -222,9 +222,11 @@ def _work(
             manifest["engine"] = _engine(recipe, facts)
             for name, cap in caps.items():
                 entry = manifest["extent"]["sources"].setdefault(name, {})
-                entry["extended_to" if only_truncated else "caps"] = cap
-                if isinstance(extend, Extend):
-                    entry["extended_to"] = extend.up_to
+                if not only_truncated:
+                    entry["caps"] = cap
+                if extend:
+                    up_to = extend.up_to if isinstance(extend, Extend) else cap
+                    entry["extended_to"] = max(up_to, entry.get("extended_to", 0))  # rows taken further stay so
         options: dict[str, Any] = {}
         if recipe.engine.timeout is not None:
             options["request_timeout"] = recipe.engine.timeout
