@@ -12,8 +12,8 @@ from servers.generate_server import GenerateServer
 
 from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
 from eagle3_data.generation import Generator, RetryPolicy, endpoints, run_generation
-from eagle3_data.generation.asking import open_session
 from eagle3_data.generation.endpoints import Endpoint, Endpoints
+from eagle3_data.generation.server_facts import open_session
 
 QUICK = RetryPolicy(attempts=3, first_wait=0.01, longest_wait=0.05)
 
@@ -220,7 +220,7 @@ def test_a_server_that_is_late_joins(tmp_path: Path) -> None:
     late.kill()
 
     async def work(url: str) -> int:
-        async with open_session(None, 5) as session:
+        async with open_session(None) as session:
             endpoints = Endpoints([url, late.url], 4)
             await endpoints.start(session)
             before = endpoints.capacity

@@ -7,21 +7,18 @@ a row nothing; a busy one costs patience; a reply that is wrong for good makes a
 import asyncio
 import email.utils
 import random
-import socket
 import time
 from dataclasses import dataclass
 from typing import Final
-
-import aiohttp
 
 from eagle3_data.errors import EngineError
 from eagle3_data.generation.endpoints import Endpoint, Endpoints
 from eagle3_data.generation.entry import Ids
 from eagle3_data.generation.sglang import Answer, AnswerError, AnswerReader, RequestBody, error_text
+from eagle3_data.generation.wire import Wire
 
 _BUSY: Final = frozenset({429, 503})
 _TRANSIENT: Final = frozenset({408, 425, 500, 502, 504})
-_HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 class RowError(Exception):
@@ -57,50 +54,38 @@ class RetryPolicy:
         return float(min(self.longest_wait, self.first_wait * 2.0 ** min(tries, 16)) * random.uniform(0.5, 1.0))
 
 
-def open_session(api_key: str | None, request_timeout: float) -> aiohttp.ClientSession:
-    """Return a session for generations that may take an hour: no limit of connections, no limit of total time.
+class Asker:
+    """Asks servers on one event loop.
 
     Args:
+        endpoints: who may be asked.
+        body: builds the requests.
+        reader: checks the answers.
+        policy: how stubborn to be.
         api_key: sent as a bearer token.
-        request_timeout: seconds of silence on one connection before a reply is given up.
+        request_timeout: seconds without a byte after which one request is given up and tried again.
+
+    Raises:
+        UsageError: a URL or the key cannot be used.
     """
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, socket_factory=_keep_alive_socket)
-    cookies = aiohttp.DummyCookieJar()  # none are used, and looking for them costs as much as parsing the answer
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=request_timeout)
-    # On the session, since headers of a single request are merged anew each time.
-    headers = {**_HEADERS, "Authorization": f"Bearer {api_key}"} if api_key else _HEADERS
-    return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers, cookie_jar=cookies)
-
-
-def _keep_alive_socket(info: "aiohttp.connector.AddrInfoType") -> socket.socket:
-    """Make a socket that notices a machine that vanished: a reply an hour away looks the same until then."""
-    family, kind, protocol, _, _ = info
-    made = socket.socket(family=family, type=kind, proto=protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 8)):
-        if hasattr(socket, name):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-    return made
-
-
-class Asker:
-    """Asks servers on one event loop."""
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
         endpoints: Endpoints,
         body: RequestBody,
         reader: AnswerReader,
         policy: RetryPolicy,
+        *,
+        api_key: str | None = None,
+        request_timeout: float = 7200.0,
     ) -> None:
         self.endpoints = endpoints
+        self._wires = {endpoint.url: Wire(endpoint.url, api_key, request_timeout) for endpoint in endpoints.all}
         self.sleeping = 0
         self.retries = 0
         self.requests = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
-        self._session = session
         self._body = body
         self._reader = reader
         self._policy = policy
@@ -125,15 +110,14 @@ class Asker:
             self.requests += 1
             status, body, failure, wait = 0, b"", "", -1.0
             try:
-                async with self._session.post(endpoint.generate_url, data=data, allow_redirects=False) as reply:
-                    status = reply.status
-                    if status in _BUSY or status in _TRANSIENT:
-                        wait = _retry_after(reply.headers.get("Retry-After", ""))
-                    body = await reply.read()
-            except TimeoutError:
-                status, failure = 0, "timeout: no answer within the time limit"
-            except (aiohttp.ClientError, OSError) as error:
-                status, failure = 0, f"connection: {error or type(error).__name__}"
+                status, retry_after, body = await self._wires[endpoint.url].post(data)
+            except TimeoutError as error:
+                failure = f"timeout: {error}"
+            except OSError as error:
+                failure = f"connection: {error or type(error).__name__}"
+            else:
+                if retry_after and (status in _BUSY or status in _TRANSIENT):
+                    wait = _retry_after(retry_after)
             finally:
                 self.endpoints.release(endpoint)
             if status == 200:
@@ -186,6 +170,11 @@ class Asker:
                 raise RowError(reason, message, status, attempts)
             await self._sleep(self._policy.wait(attempts) if wait < 0 else wait)
 
+    async def close(self) -> None:
+        """End all connections."""
+        for wire in self._wires.values():
+            await wire.close()
+
     async def _sleep(self, seconds: float) -> None:
         self.retries += 1
         self.sleeping += 1
@@ -196,9 +185,7 @@ class Asker:
 
 
 def _retry_after(value: str) -> float:
-    """Return the seconds a Retry-After header asks for (a number or a date), at most an hour; -1 when it says none."""
-    if not value:
-        return -1.0
+    """Return the seconds a Retry-After header asks for (a number or a date), at most an hour; -1 if it is neither."""
     try:
         seconds = float(value)
     except ValueError:

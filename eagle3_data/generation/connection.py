@@ -51,6 +51,7 @@ class Connection:
     async def close(self) -> None:
         """End background work and connections."""
         await self.endpoints.close()
+        await self.asker.close()
         await self.session.close()
 
     def abandon(self) -> None:

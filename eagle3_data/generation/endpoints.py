@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 import aiohttp
-import yarl
 
 from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
 from eagle3_data.generation.budget import ContextLimits
@@ -37,7 +36,6 @@ class Endpoint:
 
     def __init__(self, url: str, weight: float, limit: float, auto: bool) -> None:
         self.url = url
-        self.generate_url = yarl.URL(url + "/generate")
         self.weight = weight
         self.limit = limit
         self.outstanding = 0

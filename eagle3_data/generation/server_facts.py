@@ -38,6 +38,16 @@ class Load:
     slots: int
 
 
+def open_session(api_key: str | None) -> aiohttp.ClientSession:
+    """Return a session for questions about servers; answers come over a `Wire`.
+
+    Args:
+        api_key: sent as a bearer token.
+    """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
+
+
 async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:
     """Return the JSON object at `url`, or None when the server has no such page."""
     try:

@@ -16,7 +16,7 @@ import datasets
 import numpy as np
 
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.generation.asking import Asker, RetryPolicy, RowError, open_session
+from eagle3_data.generation.asking import Asker, RetryPolicy, RowError
 from eagle3_data.generation.budget import truncation
 from eagle3_data.generation.connection import Connection, Storm
 from eagle3_data.generation.endpoints import Concurrency, Endpoint, Endpoints
@@ -26,6 +26,7 @@ from eagle3_data.generation.journal import Journal
 from eagle3_data.generation.progress import Progress
 from eagle3_data.generation.records import Reader, step_columns
 from eagle3_data.generation.rendered import Renderer
+from eagle3_data.generation.server_facts import open_session
 from eagle3_data.generation.sglang import AnswerReader, RequestBody, complete_sampling
 from eagle3_data.generation.sharing import shared_journal
 from eagle3_data.schema import clean_messages
@@ -341,7 +342,7 @@ class Generator:
     async def _open_connection(self) -> Connection:
         while self._connections:
             self._connections.pop().abandon()
-        session = open_session(self._api_key, self._request_timeout)
+        session = open_session(self._api_key)
         endpoints = Endpoints(
             self._urls,
             self._concurrency,
@@ -359,7 +360,14 @@ class Generator:
             await endpoints.close()
             await session.close()
             raise
-        asker = Asker(session, endpoints, self._body, AnswerReader(self._vocabulary_size), self._policy)
+        asker = Asker(
+            endpoints,
+            self._body,
+            AnswerReader(self._vocabulary_size),
+            self._policy,
+            api_key=self._api_key,
+            request_timeout=self._request_timeout,
+        )
         connection = Connection(session, endpoints, asker)
         self._connections.append(connection)
         return connection
