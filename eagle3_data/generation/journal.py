@@ -188,11 +188,14 @@ class Journal:
             if len(self._files) >= _OPEN_FILES:
                 os.close(self._files.pop(next(iter(self._files))))
             file = self._files[segment] = os.open(log, os.O_RDONLY)
-        with machine_errors(log):
-            data = os.pread(file, _FRAME_SPARE + 4 * tokens, offset)
+        try:  # not `with`: it costs a tenth of the whole look-up
+            data = os.pread(file, _FRAME_SPARE + self._width * tokens, offset)
             magic, length, crc = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0)
             if magic == MAGIC and len(data) < HEADER.size + length:
                 data += os.pread(file, HEADER.size + length - len(data), offset + len(data))
+        except OSError as error:
+            with machine_errors(log):
+                raise error
         body = memoryview(data)[HEADER.size : HEADER.size + length]
         if magic != MAGIC or len(body) != length or zlib.crc32(body) != crc:
             raise DataError(
