@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,21 @@ class WideTarget(PlainTarget):
 
     def reasoning_tokens(self, output_ids: Any, input_ids: Any = None) -> int:
         return 0
+
+
+@contextmanager
+def answering_stub(tokens: int) -> Iterator[str]:
+    """Build the stub and run it; yield its URL."""
+    with tempfile.TemporaryDirectory() as name:
+        program = Path(name) / "stub"
+        subprocess.run(["cc", "-O2", "-o", str(program), str(HERE / "stub.c")], check=True)
+        stub = subprocess.Popen([program, "0", str(tokens)], stdout=subprocess.PIPE, text=True)
+        try:
+            assert stub.stdout is not None
+            yield f"http://127.0.0.1:{stub.stdout.readline().strip()}"
+        finally:
+            stub.kill()
+            stub.wait()
 
 
 def write_prompts(path: Path, rows: int, tokens: int, expected: "np.ndarray[Any, Any] | None" = None) -> Path:
@@ -137,31 +153,24 @@ def cpu() -> float:
 
 
 def answers(rows: int, tokens: int, flight: int, rounds: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as name:
+    seen: dict[str, list[float]] = {}
+    spent: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name, answering_stub(tokens) as url:
         work = Path(name)
-        subprocess.run(["cc", "-O2", "-o", str(work / "stub"), str(HERE / "stub.c")], check=True)
-        stub = subprocess.Popen([work / "stub", "0", str(tokens)], stdout=subprocess.PIPE, text=True)
-        assert stub.stdout is not None
-        url = f"http://127.0.0.1:{stub.stdout.readline().strip()}"
         prompts = write_prompts(work / "prompts.parquet", rows, 200)
-        seen: dict[str, list[float]] = {}
-        spent: dict[str, list[float]] = {}
-        try:
-            for number in range(rounds):
-                for label, parse in (("orjson pool", orjson.loads), ("simdjson pool", simdjson_parser())):
-                    began, before = time.perf_counter(), cpu()
-                    asyncio.run(bare_pool(url, rows, flight, 200, parse))
-                    seen.setdefault(label, []).append(time.perf_counter() - began)
-                    spent.setdefault(label, []).append(cpu() - before)
-                before = cpu()
-                parts = ours(url, work / f"run{number}", prompts, flight)
-                spent.setdefault("ours", []).append(cpu() - before)
-                seen.setdefault("ours", []).append(sum(parts.values()))
-                for label, seconds in parts.items():
-                    seen.setdefault(f"ours: {label}", []).append(seconds)
-                shutil.rmtree(work / f"run{number}")
-        finally:
-            stub.kill()
+        for number in range(rounds):
+            for label, parse in (("orjson pool", orjson.loads), ("simdjson pool", simdjson_parser())):
+                began, before = time.perf_counter(), cpu()
+                asyncio.run(bare_pool(url, rows, flight, 200, parse))
+                seen.setdefault(label, []).append(time.perf_counter() - began)
+                spent.setdefault(label, []).append(cpu() - before)
+            before = cpu()
+            parts = ours(url, work / f"run{number}", prompts, flight)
+            spent.setdefault("ours", []).append(cpu() - before)
+            seen.setdefault("ours", []).append(sum(parts.values()))
+            for label, seconds in parts.items():
+                seen.setdefault(f"ours: {label}", []).append(seconds)
+            shutil.rmtree(work / f"run{number}")
     best = {label: min(times) for label, times in seen.items()}
     ratios = [bare / mine for bare, mine in zip(seen["orjson pool"], seen["ours"], strict=True)]
     return {

@@ -1,10 +1,12 @@
 #define _GNU_SOURCE
 /* A stub of SGLang for benchmarks: answers /generate with a fixed number of output tokens, at once, from one thread.
+ * For peers it answers /v1/chat/completions too, with the same tokens in the shape of vLLM's `return_token_ids`.
  *
  *   cc -O2 -o stub stub.c && ./stub PORT TOKENS
  *
  * Speaks HTTP/1.1 with keep-alive over epoll, only as much as the client's requests need. The answer's prompt_tokens is
  * the number of ids in the request, so that every check of the client passes. The last token is 2, a stop token.
+ * A chat is answered as if its prompt had CHAT_PROMPT tokens, with ids 3, 4, 5 and so on.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -18,11 +20,14 @@
 
 #define MAX_CONNECTIONS 8192
 #define BUFFER (1 << 20)
+#define CHAT_PROMPT 200
 
 static char *buffers[MAX_CONNECTIONS];
 static size_t filled[MAX_CONNECTIONS];
 static char *answer_ids;
 static size_t answer_length;
+static char *chat_answer;
+static size_t chat_length;
 static int tokens;
 
 static void make_answer(void) {
@@ -35,6 +40,27 @@ static void make_answer(void) {
     }
     at += sprintf(at, "2");
     answer_length = (size_t)(at - answer_ids);
+}
+
+/* All of the chat's reply, made once: unlike /generate's, nothing in it depends on the request. */
+static void make_chat_answer(void) {
+    char *body = malloc(answer_length + (size_t)tokens * 4 + CHAT_PROMPT * 8 + 1024), *at = body;
+    at += sprintf(at, "{\"id\":\"chatcmpl-0123456789abcdef\",\"object\":\"chat.completion\",\"created\":1796114355,"
+                      "\"model\":\"stub\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"");
+    for (int token = 0; token < tokens; token++) at += sprintf(at, "the ");
+    at += sprintf(at, "\",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,\"tool_calls\":[],"
+                      "\"reasoning\":null},\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":null,"
+                      "\"token_ids\":[%s]}],\"service_tier\":null,\"system_fingerprint\":null,\"usage\":{"
+                      "\"prompt_tokens\":%d,\"total_tokens\":%d,\"completion_tokens\":%d,\"prompt_tokens_details\":null},"
+                      "\"prompt_logprobs\":null,\"kv_transfer_params\":null,\"prompt_token_ids\":[",
+                  answer_ids, CHAT_PROMPT, CHAT_PROMPT + tokens, tokens);
+    for (int token = 0; token < CHAT_PROMPT; token++) at += sprintf(at, token ? ",%d" : "%d", token + 3);
+    at += sprintf(at, "]}");
+    chat_answer = malloc((size_t)(at - body) + 128);
+    chat_length = (size_t)sprintf(chat_answer,
+                                  "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %zu\r\n\r\n%s",
+                                  (size_t)(at - body), body);
+    free(body);
 }
 
 static void send_all(int file, const char *data, size_t length) {
@@ -76,6 +102,10 @@ static void reply(int file, const char *request, const char *body, size_t length
         send_all(file, out, (size_t)head + all);
         return;
     }
+    if (!strncmp(request, "POST /v1/chat/completions", 25)) {
+        send_all(file, chat_answer, chat_length);
+        return;
+    }
     const char *page = "{}";
     if (!strncmp(request, "GET /v1/models", 14)) page = "{\"data\":[{\"id\":\"stub\",\"max_model_len\":131072}]}";
     if (!strncmp(request, "GET /server_info", 16)) page = "{\"version\":\"stub\",\"max_req_input_len\":131066}";
@@ -113,6 +143,7 @@ int main(int count, char **arguments) {
     if (count < 3) return 2;
     tokens = atoi(arguments[2]);
     make_answer();
+    make_chat_answer();
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), yes = 1;
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(arguments[1]))};
