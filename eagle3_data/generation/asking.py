@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from eagle3_data.errors import EngineError
+from eagle3_data.generation.address import shown
 from eagle3_data.generation.endpoints import Endpoint, Endpoints
 from eagle3_data.generation.entry import Ids
 from eagle3_data.generation.sglang import Answer, AnswerError, AnswerReader, RequestBody, error_text
@@ -19,6 +20,12 @@ from eagle3_data.generation.wire import Wire
 
 _BUSY: Final = frozenset({429, 503})
 _TRANSIENT: Final = frozenset({408, 425, 500, 502, 504})
+_ELSEWHERE: Final = "the server sends requests elsewhere; give engine.urls the address it leads to"
+# What every other row would be told too.
+_MISDIRECTED: Final = {
+    **dict.fromkeys((401, 403), "the server refuses the key; set engine.api_key_env"),
+    **dict.fromkeys((301, 302, 303, 307, 308), _ELSEWHERE),
+}
 
 
 class RowError(Exception):
@@ -125,7 +132,7 @@ class Asker:
                     answer = self._reader.read(body, ids, budget)
                 except AnswerError as error:
                     if error.reason == "weights":
-                        stop = EngineError(f"{endpoint.url}: {error.message}; finished rows are kept")
+                        stop = EngineError(f"{shown(endpoint.url)}: {error.message}; finished rows are kept")
                         self.endpoints.stop(stop)
                         raise stop from None
                     if not error.transient:
@@ -136,8 +143,8 @@ class Asker:
                     self.prompt_tokens += len(ids)
                     self.cached_tokens += answer.cached_tokens
                     return answer, endpoint
-            elif status in (401, 403):
-                stop = EngineError(f"{endpoint.url}: the server refuses the key ({status}); set engine.api_key_env")
+            elif status in _MISDIRECTED:
+                stop = EngineError(f"{shown(endpoint.url)}: {_MISDIRECTED[status]} ({status}); finished rows are kept")
                 self.endpoints.stop(stop)
                 raise stop
             elif status in _BUSY:
@@ -171,7 +178,8 @@ class Asker:
             await self._sleep(self._policy.wait(attempts) if wait < 0 else wait)
 
     async def close(self) -> None:
-        """End all connections."""
+        """End all connections. Who still asks, or waits for a place, gets an EngineError."""
+        self.endpoints.stop(EngineError("the connections to the servers were closed"))
         for wire in self._wires.values():
             await wire.close()
 
@@ -191,7 +199,7 @@ def _retry_after(value: str) -> float:
     except ValueError:
         try:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return -1.0
     # A little more than asked: rows that were refused together must not come back together.
     return min(3600.0, max(0.0, seconds)) + random.uniform(0.0, 0.5)

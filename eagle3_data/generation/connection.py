@@ -49,10 +49,14 @@ class Connection:
         self.asker = asker
 
     async def close(self) -> None:
-        """End background work and connections."""
-        await self.endpoints.close()
-        await self.asker.close()
-        await self.session.close()
+        """End requests, background work and connections."""
+        try:
+            await self.asker.close()  # first: a request that ends may still make work for the others
+        finally:
+            try:
+                await self.endpoints.close()
+            finally:
+                await self.session.close()
 
     def abandon(self) -> None:
         """Close from outside the loop, which is not running any more."""

@@ -7,20 +7,20 @@ transports. HTTP itself is read by llhttp (httptools), TLS by the standard libra
 """
 
 import asyncio
-import base64
-import functools
+import contextlib
 import socket
-import ssl
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple, cast
-from urllib.parse import unquote, urlsplit
 
+import aiohappyeyeballs
 import httptools
 
-from eagle3_data.errors import UsageError
+from eagle3_data.errors import EngineError
+from eagle3_data.generation.address import Address
 
 _CONNECT_SECONDS: Final = 30.0
+_NEXT_ADDRESS_SECONDS: Final = 0.25  # RFC 8305: a name's second address is tried after so long
+_PLACES_SECONDS: Final = 10.0
 _IDLE_SECONDS: Final = 30.0
 # A server that closes a connection it thinks idle does so within this time of a request that crosses it on the way.
 _CROSSING_SECONDS: Final = 1.0
@@ -48,36 +48,15 @@ class Wire:
     """
 
     def __init__(self, url: str, api_key: str | None, silence: float) -> None:
-        parts = urlsplit(url)
-        try:
-            self._host, port = parts.hostname or "", parts.port
-        except ValueError:
-            self._host, port = "", None
-        if not self._host:
-            raise UsageError(f"engine.urls: {_shown(url)} names no host and port")
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._port = port or (443 if self._tls else 80)
+        self._address = Address.of(url, api_key)
         self._silence = silence
-        shown = f"[{self._host}]" if ":" in self._host else self._host
-        lines = [
-            f"POST {parts.path.rstrip('/')}/generate HTTP/1.1",
-            f"Host: {shown}:{port}" if port else f"Host: {shown}",
-            "Accept: application/json",
-            "Accept-Encoding: identity",
-            "Content-Type: application/json",
-        ]
-        if api_key:
-            lines.append(f"Authorization: Bearer {api_key}")
-        elif parts.username is not None:
-            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            lines.append(f"Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
-        if not all(line.isprintable() and line.isascii() for line in lines):
-            raise UsageError(
-                f"{_shown(url)}: the address or the key holds a line break or a character that HTTP cannot carry"
-            )
-        self._head = "\r\n".join([*lines, "Content-Length: "]).encode("ascii")
-        self._idle: deque[_Line] = deque()
-        self._lines: set[_Line] = set()
+        self._places: list[Any] = []  # what the host's name resolves to
+        self._places_until = 0.0
+        self._looking_up = asyncio.Lock()
+        self._connecting: set[asyncio.Timeout] = set()
+        self._closed = False
+        self.lines: set[_Line] = set()
+        self.idle: deque[_Line] = deque()
 
     async def post(self, body: bytes) -> Reply:
         """Send one request and return its reply. Cancelling it closes its connection.
@@ -85,50 +64,72 @@ class Wire:
         Raises:
             TimeoutError: no connection within 30 s, or no byte for `silence` seconds.
             OSError: no connection, or it ended before the reply did.
+            EngineError: the wire is closed.
         """
-        request = b"%s%d\r\n\r\n%s" % (self._head, len(body), body)
-        while True:
-            line = self._kept()
-            crossing = line is not None
-            if line is None:
-                line = await self._connect()
+        request = b"%s%d\r\n\r\n%s" % (self._address.head, len(body), body)
+        line = self._kept()
+        if line is not None:
             try:
-                reply = await line.exchange(request, self._silence)
+                return await line.exchange(request, self._silence)
             except Cut as cut:
-                if crossing and cut.crossed:
-                    continue
-                raise
-            if line.keeps:
-                self._idle.append(line)
-            return reply
+                if not cut.crossed:
+                    raise
+        line = await self._connect()
+        return await line.exchange(request, self._silence)
 
     def _kept(self) -> "_Line | None":
         """Return a connection that waits for work, the one used last: the others may time out."""
-        while self._idle:
-            line = self._idle.pop()
+        while self.idle:
+            line = self.idle.pop()
             if line.fresh:
                 return line
             line.abort()
         return None
 
     async def _connect(self) -> "_Line":
+        if self._closed:
+            raise _closed()
         loop = asyncio.get_running_loop()
-        make = functools.partial(_Line, loop, self._lines.discard)
+        host, _, tls, _ = self._address
         try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                _, line = await loop.create_connection(make, self._host, self._port, ssl=self._tls)
+            async with asyncio.timeout(_CONNECT_SECONDS) as patience:
+                self._connecting.add(patience)
+                try:
+                    places = await self._look_up(loop)
+                    made = await aiohappyeyeballs.start_connection(places, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS)
+                    _, line = await loop.create_connection(
+                        lambda: _Line(loop, self), sock=made, ssl=tls, server_hostname=host if tls else None
+                    )
+                finally:
+                    self._connecting.discard(patience)
         except TimeoutError:
+            if self._closed:
+                raise _closed() from None
             raise TimeoutError(f"no connection within {_CONNECT_SECONDS:.0f} s") from None
-        self._lines.add(line)
         return line
 
+    async def _look_up(self, loop: asyncio.AbstractEventLoop) -> list[Any]:
+        """Return the host's addresses. Requests that start together ask for them once."""
+        async with self._looking_up:
+            if loop.time() >= self._places_until:
+                host, port, _, _ = self._address
+                self._places = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                self._places_until = loop.time() + _PLACES_SECONDS
+        return self._places
+
     async def close(self) -> None:
-        """End all connections."""
-        self._idle.clear()
-        for line in list(self._lines):
-            line.abort()
-        while self._lines:
-            await asyncio.sleep(0)
+        """End all connections. Requests under way end with an EngineError."""
+        self._closed = True
+        self.idle.clear()
+        for patience in self._connecting:
+            if not patience.expired():
+                patience.reschedule(0.0)
+        for line in list(self.lines):
+            line.fail(_closed())
+        for turn in range(100):  # sockets are closed, and waiters told, within the next turns of the loop
+            await asyncio.sleep(0.0 if turn < 10 else 0.01)
+            if not self.lines and not self._connecting:
+                break
 
 
 class Cut(ConnectionError):
@@ -142,68 +143,95 @@ class Cut(ConnectionError):
 class _Line(asyncio.Protocol):
     """One connection; one request at a time. Methods named on_… are called by the parser of HTTP."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_end: "Callable[[_Line], None]") -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, wire: Wire) -> None:
         self._loop = loop
-        self._on_end = on_end
+        self._wire = wire
         self._parser = httptools.HttpResponseParser(self)
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
         self._waiter: asyncio.Future[Reply] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._last = 0.0  # when the request went out or the last byte came in
+        self._heard = False
+        self._keeps = False
+        self._ended = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Make ready for the next reply."""
         self._chunks: list[bytes] = []
         self._retry_after = ""
         self._coding = b""
-        self._framed = False
-        self._headers_read = False
-        self._heard = False
-        self._used_at = self._last = loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-        self.keeps = False
+        self._framed = self._headers_read = False
 
     # --- for the wire -------------------------------------------------------------------------------------------
 
     async def exchange(self, request: bytes, silence: float) -> Reply:
-        if self._transport is None or self._transport.is_closing():
-            raise Cut("the connection was closed", crossed=True)
-        loop = self._loop
-        self._waiter = waiter = cast("asyncio.Future[Reply]", loop.create_future())
-        self._heard = self.keeps = False
-        self._used_at = self._last = loop.time()
-        self._timer = loop.call_later(silence, self._check_silence, silence)
-        self._transport.write(request)
+        """Send a request, wait for its reply, and put the connection back if it can take another."""
+        if self._ended:
+            raise Cut("the connection was closed before the reply", crossed=True)
+        self._waiter = waiter = cast("asyncio.Future[Reply]", self._loop.create_future())
+        self._heard = False
+        self._last = self._loop.time()
+        if self._timer is None:  # it outlives the request: most requests neither make nor cancel one
+            self._timer = self._loop.call_later(silence, self._check_silence, silence)
         try:
-            return await waiter
+            self._transport.write(request)
+            reply = await waiter
+        except BaseException:  # also when the reply came just before the cancellation
+            self.abort()
+            raise
         finally:
             self._waiter = None
-            self._timer.cancel()
-            if not self.keeps:
-                self.abort()
+        if self._ended or not self._keeps:
+            self.abort()
+        else:
+            self._wire.idle.append(self)
+        return reply
 
     @property
     def fresh(self) -> bool:
         """Whether it is open and was in use a short while ago."""
-        transport = self._transport
-        return transport is not None and not transport.is_closing() and self._loop.time() - self._last < _IDLE_SECONDS
+        return not self._ended and self._loop.time() - self._last < _IDLE_SECONDS
+
+    def fail(self, error: Exception) -> None:
+        """End the connection, and the request on it with `error`."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+        self.abort()
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        """End the connection."""
+        self._ended = True
+        self._transport.abort()
 
     def _check_silence(self, silence: float) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return
         left = self._last + silence - self._loop.time()
         if left > 0:
             self._timer = self._loop.call_later(left, self._check_silence, silence)
         else:
-            self._fail(TimeoutError(f"no byte came for {silence:.0f} s"))
+            self.fail(TimeoutError(f"no byte came for {silence:.0f} s"))
+
+    def _cut(self, error: Exception | None) -> None:
+        part = sum(map(len, self._chunks))
+        where = f"after {part} bytes of the body" if self._headers_read else "before the reply"
+        crossed = not self._heard and self._loop.time() - self._last < _CROSSING_SECONDS
+        self.fail(Cut(f"the connection was closed {where}" + (f" ({error})" if error else ""), crossed))
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are, though not by name
+        self._wire.lines.add(self)
         made: Any = transport.get_extra_info("socket")
-        # A machine that vanished shows only so: a reply that is an hour away looks the same until it comes.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 8)):
-            if hasattr(socket, name):
-                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+        with contextlib.suppress(OSError):  # macOS: the peer is gone already, which `connection_lost` will tell
+            # A machine that vanished shows only so: a reply that is an hour away looks the same until it comes.
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 8)):
+                if hasattr(socket, name):
+                    made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None:  # nobody asked for anything
@@ -214,18 +242,24 @@ class _Line(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(Cut(f"the reply is not HTTP/1.1: {error}"))
+            self.fail(Cut(f"the reply is not HTTP/1.1: {error}"))
+
+    def eof_received(self) -> None:
+        if self._headers_read and not self._framed:
+            self.on_message_complete()  # a reply without a length ends with its connection
+        self._cut(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._on_end(self)
-        if self._headers_read and not self._framed and error is None:
-            self.on_message_complete()  # a reply without a length ends with its connection
-        part = sum(map(len, self._chunks))
-        where = f"after {part} bytes of the body" if self._headers_read else "before the reply"
-        crossed = not self._heard and self._loop.time() - self._used_at < _CROSSING_SECONDS
-        self._fail(Cut(f"the connection was closed {where}" + (f" ({error})" if error else ""), crossed))
+        self._wire.lines.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._cut(error)
 
     # --- the parser ---------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._waiter is None or self._waiter.done():  # a reply too many: the next request must not get it
+            self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -247,26 +281,19 @@ class _Line(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
-        chunks, self._chunks = self._chunks, []
-        reply = Reply(status, self._retry_after, chunks[0] if len(chunks) == 1 else b"".join(chunks))
+        reply = Reply(status, self._retry_after, b"".join(self._chunks))
         coding, framed = self._coding, self._framed
-        self._retry_after, self._coding, self._framed, self._headers_read = "", b"", False, False
-        if status < 200:
+        self._forget()
+        if status < 200 or self._waiter is None or self._waiter.done():
             return
         if coding not in (b"", b"identity"):
-            self._fail(Cut(f"the reply came compressed ({coding.decode('latin-1')}), which was not asked for"))
-        elif self._waiter is not None and not self._waiter.done():
-            self.keeps = framed and self._parser.should_keep_alive()
-            self._waiter.set_result(reply)
-        else:  # a reply too many
-            self.keeps = False
-
-    def _fail(self, error: OSError) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(error)
-        self.abort()
+            if status == 200:
+                self.fail(Cut(f"the reply came compressed ({coding.decode('latin-1')}), which was not asked for"))
+                return
+            reply = reply._replace(body=b"")  # the status says enough
+        self._keeps = framed and self._parser.should_keep_alive()
+        self._waiter.set_result(reply)
 
 
-def _shown(url: str) -> str:
-    """Return a URL without what may be secret in it."""
-    return url.rpartition("@")[2]
+def _closed() -> EngineError:
+    return EngineError("the connections to the servers were closed")
