@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import gc
 import re
 import shutil
 import socket
 import ssl
 import subprocess
 import sys
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -197,10 +199,12 @@ REPLIES: dict[str, tuple[bytes, Reply, bool]] = {  # what is sent, what it means
 
 @pytest.mark.parametrize("name", REPLIES)
 def test_a_whole_reply(run: Run, name: str) -> None:
+    """A server that announces the end of a connection may leave the closing to the client."""
     sent, meant, keeps = REPLIES[name]
+    framed = b"ength:" in sent or b"chunked" in sent or meant.status == 204
 
     async def work() -> None:
-        async with wired(always(sent, hold=keeps)) as (wire, server):
+        async with wired(always(sent, hold=framed)) as (wire, server):
             assert [await wire.post(b"{}") for _ in range(3)] == [meant] * 3
             assert server.connections == (1 if keeps else 3)
             assert len(server.requests) == 3
@@ -369,7 +373,6 @@ TOO_MANY = {
     "nonsense": (b"nonsense", b"", 0.0),
     "late": (b"", WRONG, 0.02),
     "late nonsense": (b"", b"nonsense", 0.02),
-    "late blank": (b"", b"\r\n", 0.02),
 }
 
 
@@ -393,7 +396,7 @@ def test_a_reply_too_many_is_nobodys(run: Run, extra: bytes, late: bytes, pause:
             assert await wire.post(b"1") == WHOLE
             await asyncio.sleep(pause)
             assert await wire.post(b"2") == WHOLE
-            assert server.connections == 2
+            assert (server.connections, len(server.requests)) == (2, 2)
 
     run(work())
 
@@ -481,13 +484,18 @@ def test_connections_that_the_server_ended_meanwhile(run: Run) -> None:
         await asyncio.sleep(0.03)
 
     async def work() -> None:
-        async with wired(script) as (wire, server):
+        async with wired(script, silence=7200.0) as (wire, server):
             for wave in range(1, 4):
                 assert await asyncio.gather(*(wire.post(b"") for _ in range(10))) == [WHOLE] * 10
+                was = weakref.ref(wire.idle[0])
                 while server.talks or wire.lines:
                     await asyncio.sleep(0.01)
                 assert server.connections == len(server.requests) == 10 * wave
                 assert len(wire.idle) <= 10
+            wire.idle.clear()
+            await asyncio.sleep(0.01)
+            gc.collect()
+            assert was() is None
 
     run(work())
 
@@ -559,6 +567,23 @@ def test_a_slow_drip_is_not_silence(run: Run) -> None:
     async def work() -> None:
         async with wired(script, silence=0.5) as (wire, _):
             assert await wire.post(b"{}") == WHOLE
+
+    run(work())
+
+
+def test_waiting_for_work_is_not_silence(run: Run) -> None:
+    async def script(talk: Talk) -> None:
+        await talk.hear()
+        await talk.say(OK)
+        await talk.hear()
+        await talk.say(b"", OK, pause=0.3)
+
+    async def work() -> None:
+        async with wired(script, silence=0.5) as (wire, server):
+            assert await wire.post(b"{}") == WHOLE
+            await asyncio.sleep(0.35)
+            assert await wire.post(b"{}") == WHOLE
+            assert server.connections == 1
 
     run(work())
 
@@ -703,6 +728,7 @@ def test_a_name_with_an_address_where_nobody_listens(run: Run, monkeypatch: pyte
 
             async def look_up(host: str, port: int, **_: Any) -> list[Any]:
                 asked.append(host)
+                await asyncio.sleep(0.01)
                 kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
                 return [(*kind, ("127.0.0.2", 1)), (*kind, ("127.0.0.1", port))]
 

@@ -234,9 +234,6 @@ class _Line(asyncio.Protocol):
                     made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
 
     def data_received(self, data: bytes) -> None:
-        if self._waiter is None:  # nobody asked for anything
-            self.abort()
-            return
         self._heard = True
         self._last = self._loop.time()
         try:
@@ -258,7 +255,7 @@ class _Line(asyncio.Protocol):
     # --- the parser ---------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if self._waiter is None or self._waiter.done():  # a reply too many: the next request must not get it
+        if self._waiter is None or self._waiter.done():  # nobody asked for it: the next request must not get it
             self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
