@@ -535,7 +535,7 @@ def test_connections_that_end_as_they_are_made(run: Run) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok", None),
         (b"HTTP/1.1 200 OK\r\n\r\nok", None),
         (b"", 0.0),
-        (b"", 0.15),
+        (b"", 0.4),
     ],
 )
 def test_silence_is_given_up(run: Run, before: bytes, waited: float | None) -> None:
@@ -548,7 +548,7 @@ def test_silence_is_given_up(run: Run, before: bytes, waited: float | None) -> N
         assert not await talk.hear()
 
     async def work() -> None:
-        async with wired(script, silence=0.1) as (wire, server):
+        async with wired(script, silence=0.1 if waited is None else 0.3) as (wire, server):
             if waited is not None:
                 await wire.post(b"{}")
                 await asyncio.sleep(waited)
