@@ -54,7 +54,10 @@ def run_shards(
     try:
         nodes: list[dict[str, Any]] = ray.nodes()
         count = shards or max(1, sum(bool(node["Alive"] and node["Resources"].get("CPU")) for node in nodes))
-        board: Any = ray.remote(num_cpus=0)(_Board).remote()
+        # On the driver's own node: lost with another one, it would end a run that survives the loss.
+        affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        here = affinity(ray.get_runtime_context().get_node_id(), soft=False)
+        board: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
         task: Any = ray.remote(num_cpus=1, max_retries=-1, scheduling_strategy="SPREAD")(_shard)
         waiting: dict[Any, int] = {task.remote(work, index, count, board): index for index in range(count)}
         results: dict[int, Result] = {}
