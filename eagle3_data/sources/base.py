@@ -7,6 +7,7 @@ looks across rows (dedupe, sampling, accounting) is `draw.py`.
 The module must import under datasets 3.6, where each source file is also a loading script.
 """
 
+import abc
 import difflib
 import functools
 import hashlib
@@ -128,18 +129,18 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
     DEFAULT_WRITER_BATCH_SIZE = 256  # a prompt with its history can be long
 
     @classmethod
+    @abc.abstractmethod
     def columns(cls, config: Any) -> Sequence[Column]:
         """Return the upstream columns that `read` looks at."""
-        raise NotImplementedError
 
     @classmethod
+    @abc.abstractmethod
     def read(cls, row: dict[str, Any], config: Any) -> Dialogue:
         """Understand one upstream row.
 
         Raises:
             Reject: the row has no faithful form.
         """
-        raise NotImplementedError
 
     @classmethod
     def make_config(cls, name: str | None = None, **options: Any) -> Any:
