@@ -347,5 +347,5 @@ def test_columns_are_int32_even_when_nothing_came(tmp_path: Path) -> None:
 
 async def _row(step: Generator) -> dict[str, Any]:
     row = await step.generate(prompts(1)[0])
-    await step.disconnect()
+    await step.connections.close()
     return row

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from eagle3_data.errors import EngineError
-from eagle3_data.generation.address import shown
 from eagle3_data.generation.endpoints import Endpoint, Endpoints
 from eagle3_data.generation.entry import Ids
 from eagle3_data.generation.sglang import Answer, AnswerError, AnswerReader, RequestBody, error_text
@@ -132,7 +131,7 @@ class Asker:
                     answer = self._reader.read(body, ids, budget)
                 except AnswerError as error:
                     if error.reason == "weights":
-                        stop = EngineError(f"{shown(endpoint.url)}: {error.message}; finished rows are kept")
+                        stop = EngineError(f"{endpoint.url}: {error.message}; finished rows are kept")
                         self.endpoints.stop(stop)
                         raise stop from None
                     if not error.transient:
@@ -144,7 +143,7 @@ class Asker:
                     self.cached_tokens += answer.cached_tokens
                     return answer, endpoint
             elif status in _MISDIRECTED:
-                stop = EngineError(f"{shown(endpoint.url)}: {_MISDIRECTED[status]} ({status}); finished rows are kept")
+                stop = EngineError(f"{endpoint.url}: {_MISDIRECTED[status]} ({status}); finished rows are kept")
                 self.endpoints.stop(stop)
                 raise stop
             elif status in _BUSY:

@@ -15,6 +15,7 @@ from typing import Final, Literal
 import aiohttp
 
 from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
+from eagle3_data.generation.address import Address
 from eagle3_data.generation.budget import ContextLimits
 from eagle3_data.generation.server_facts import ServerFacts, fetch_facts, fetch_load, is_healthy
 
@@ -88,8 +89,7 @@ class Endpoints:
         if not shares:
             raise UsageError("engine.urls: no server given")
         for url, weight in shares.items():
-            if not url.startswith(("http://", "https://")):
-                raise UsageError(f"engine.urls: {url!r} must begin with http:// or https://")
+            Address.of(url)
             if not weight > 0:
                 raise UsageError(f"engine.urls: the weight of {url} must be above 0")
         if concurrency != "auto" and (isinstance(concurrency, bool) or not concurrency >= 1):

@@ -130,7 +130,7 @@ class GenerationRun:
                 try:
                     await asyncio.to_thread(self.step.journal.flush)
                 finally:
-                    await self.step.disconnect()
+                    await self.step.connections.close()
         if self._error is not None:
             raise self._error
         interrupted = self._draining and any(source.progress.left for source in self._sources)
@@ -195,7 +195,7 @@ class GenerationRun:
         """Return how many more workers may start: what the servers take, and one for every row that only waits."""
         if not any(not source.queue.exhausted for source in self._sources):
             return 0
-        connection = await self.step.connect()
+        connection = await self.step.connections.get()
         capacity = connection.endpoints.capacity
         self._wanted = capacity + min(connection.asker.sleeping, capacity)
         return self._wanted - len(self._tasks)
@@ -290,11 +290,10 @@ class GenerationRun:
             tokens_per_second=rate,
             seconds_left=0.0 if finished else (left / rate if known else -1.0),
             in_flight=self._in_flight,
-            paused=self.step.pause_text,
             draining=self._draining,
             finished=finished,
         )
-        self.step.describe_load(progress)
+        self.step.connections.describe(progress)
         self.on_progress(progress)
         return progress
 

@@ -18,7 +18,8 @@ import aiohttp
 import orjson
 
 from eagle3_data.errors import EngineError, EngineUnavailable, WrongModelError
-from eagle3_data.generation.server_facts import ServerFacts, fetch_facts
+from eagle3_data.generation.address import Address
+from eagle3_data.generation.server_facts import ServerFacts, fetch_facts, open_session
 from eagle3_data.generation.sglang import error_text
 
 _PATIENCE: Final = aiohttp.ClientTimeout(total=120)
@@ -103,11 +104,12 @@ async def check_server(
         EngineUnavailable: nothing answers there; the message gives the launch command.
         WrongModelError: the server has another model, or another tokenizer, than the target.
         EngineError: it wants a key, cuts prompts silently, or cannot be compared.
+        UsageError: the URL or the key cannot be used.
     """
     url = url.rstrip("/")
     if session is None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        async with aiohttp.ClientSession(headers=headers) as own:
+        Address.of(url, api_key)
+        async with open_session(api_key) as own:
             return await check_server(url, target, None, own, context_length=context_length)
     name = str(target.identity().get("model", ""))
     try:

@@ -12,6 +12,7 @@ import aiohttp
 import orjson
 
 from eagle3_data.errors import EngineError, EngineUnavailable
+from eagle3_data.generation.address import key_headers
 from eagle3_data.generation.budget import ContextLimits
 
 _PATIENCE: Final = aiohttp.ClientTimeout(total=20)
@@ -43,9 +44,11 @@ def open_session(api_key: str | None) -> aiohttp.ClientSession:
 
     Args:
         api_key: sent as a bearer token.
+
+    Raises:
+        UsageError: no header can carry the key.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=key_headers(api_key))
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:

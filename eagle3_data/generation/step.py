@@ -6,6 +6,7 @@ A row whose answer is in the journal costs no request; a failed one comes back a
 
 import asyncio
 import dataclasses
+import functools
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
@@ -16,19 +17,19 @@ import datasets
 import numpy as np
 
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.generation.asking import Asker, RetryPolicy, RowError
+from eagle3_data.generation.asking import RetryPolicy, RowError
 from eagle3_data.generation.budget import truncation
-from eagle3_data.generation.connection import Connection, Storm
-from eagle3_data.generation.endpoints import Concurrency, Endpoint, Endpoints
+from eagle3_data.generation.connection import Connection, Connections
+from eagle3_data.generation.endpoints import Concurrency, Endpoint
 from eagle3_data.generation.entry import STATE_OF, Entry, Head, Ids, State, prompt_crc
 from eagle3_data.generation.extension import Extend, ladder
 from eagle3_data.generation.journal import Journal
-from eagle3_data.generation.progress import Progress
 from eagle3_data.generation.records import Reader, step_columns
 from eagle3_data.generation.rendered import Renderer
-from eagle3_data.generation.server_facts import open_session
-from eagle3_data.generation.sglang import AnswerReader, RequestBody, complete_sampling
+from eagle3_data.generation.server_facts import ServerFacts
+from eagle3_data.generation.sglang import RequestBody, complete_sampling
 from eagle3_data.generation.sharing import shared_journal
+from eagle3_data.generation.storm import Storm
 from eagle3_data.schema import clean_messages
 
 # Below this many rows at once Dataset.map spins on the tasks that wait behind a slow one (60 CPU seconds where 3 do).
@@ -100,25 +101,24 @@ class Generator:
         self.sampling = complete_sampling(sampling)
         self.shard = shard
         self.storm = Storm(max_failure_share)
-        self.pause_text = ""
-        self._urls = dict(urls) if isinstance(urls, Mapping) else list(urls)
         self._ladders = {source: ladder(cap, extend) for source, cap in caps.items()}
         self._extend = bool(extend)
-        self._api_key = api_key
-        self._concurrency = concurrency
-        self._context_length = context_length
-        self._request_timeout = request_timeout
-        self._patience = patience
-        self._policy = retries or RetryPolicy()
-        self._body = RequestBody(self.sampling, target.stop_token_ids)
         self._vocabulary_size = target.vocabulary_size
         self._under_way: dict[str, asyncio.Future[Entry]] = {}
-        self._connecting: asyncio.Task[Connection] | None = None
-        Endpoints(self._urls, concurrency)  # refuses wrong arguments now, not in the middle of map
+        self.connections = Connections(
+            urls,
+            RequestBody(self.sampling, target.stop_token_ids),
+            target.vocabulary_size,
+            retries or RetryPolicy(),
+            concurrency=concurrency,
+            api_key=api_key,
+            context_length=context_length,
+            request_timeout=request_timeout,
+            patience=patience,
+        )
         self.journal: Journal = shared_journal(Path(journal), self.identity(), shard, target.vocabulary_size)
-        self._connections: list[Connection] = []
-        self._asked_before: list[Asker] = []
-        self._finalizer = weakref.finalize(self, _shut, self._connections, self.journal)
+        self.connections.admit = functools.partial(_admit, self.journal)
+        self._finalizer = weakref.finalize(self, _shut, self.connections, self.journal)
         datasets.config.MAX_NUM_RUNNING_ASYNC_MAP_FUNCTIONS_IN_PARALLEL = max(
             _MAP_TASKS, datasets.config.MAX_NUM_RUNNING_ASYNC_MAP_FUNCTIONS_IN_PARALLEL
         )
@@ -226,7 +226,7 @@ class Generator:
         if fault:
             entry = Entry(sample_id, State.FAILED, len(ids), prompt_crc(ids), reason="vocabulary", message=fault)
             return self._keep(entry, known_bad=head is not None), None
-        connection = await self.connect()
+        connection = await self.connections.get()
         entry_now, endpoint, crc = known, home, prompt_crc(ids)
         for cap in caps:
             if entry_now is not None and not self.continues(entry_now.state, entry_now.budget, [cap]):
@@ -323,80 +323,9 @@ class Generator:
             return f"input_ids holds {int(wrong[0])}, outside the target's {self._vocabulary_size} tokens"
         return ""
 
-    # --- connections --------------------------------------------------------------------------------------------
-
-    async def connect(self) -> Connection:
-        """Return the connection of the running loop, made at the first call.
-
-        Raises:
-            EngineUnavailable, EngineError: as `Endpoints.start`.
-            IdentityError: the servers have other weights than those that wrote the journal.
-        """
-        loop = asyncio.get_running_loop()
-        if self._connections and self._connections[-1].loop is loop:
-            return self._connections[-1]
-        if self._connecting is None or self._connecting.get_loop() is not loop:
-            self._connecting = loop.create_task(self._open_connection())
-        return await asyncio.shield(self._connecting)
-
-    async def _open_connection(self) -> Connection:
-        while self._connections:
-            self._connections.pop().abandon()
-        session = open_session(self._api_key)
-        endpoints = Endpoints(
-            self._urls,
-            self._concurrency,
-            context_length=self._context_length,
-            patience=self._patience,
-            on_pause=self._paused,
-        )
-        try:
-            await endpoints.start(session)
-            facts = endpoints.facts
-            assert facts is not None
-            if facts.weight_version:
-                self.journal.check_identity({"weights": {"weight_version": facts.weight_version}})
-        except BaseException:
-            await endpoints.close()
-            await session.close()
-            raise
-        asker = Asker(
-            endpoints,
-            self._body,
-            AnswerReader(self._vocabulary_size),
-            self._policy,
-            api_key=self._api_key,
-            request_timeout=self._request_timeout,
-        )
-        connection = Connection(session, endpoints, asker)
-        self._connections.append(connection)
-        return connection
-
-    async def disconnect(self) -> None:
-        """Close the connection of the running loop; the next row makes a new one."""
-        loop = asyncio.get_running_loop()
-        while self._connections and self._connections[-1].loop is loop:
-            connection = self._connections.pop()
-            self._asked_before.append(connection.asker)
-            await connection.close()
-        self._connecting = None
-
-    def describe_load(self, progress: Progress) -> None:
-        """Fill in what the connection knows: requests, retries, window, share of cached prompt tokens."""
-        askers = [*self._asked_before, *(connection.asker for connection in self._connections)]
-        progress.requests = sum(asker.requests for asker in askers)
-        progress.retries = sum(asker.retries for asker in askers)
-        prompt = sum(asker.prompt_tokens for asker in askers)
-        progress.cached_share = sum(asker.cached_tokens for asker in askers) / prompt if prompt else 0.0
-        if self._connections:
-            progress.concurrency = self._connections[-1].endpoints.capacity
-
     def fault(self, sample_id: str, message: str) -> Entry:
         """Keep that a prompt could not be rendered."""
         return self._keep(Entry(sample_id, State.FAILED, 0, 0, reason="render", message=message))
-
-    def _paused(self, text: str) -> None:
-        self.pause_text = text
 
 
 class _ForOneProcess:
@@ -418,9 +347,14 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:500]
 
 
-def _shut(connections: list[Connection], journal: Journal) -> None:
+def _admit(journal: Journal, facts: ServerFacts) -> None:
+    """Refuse servers of other weights than those that wrote the journal."""
+    if facts.weight_version:
+        journal.check_identity({"weights": {"weight_version": facts.weight_version}})
+
+
+def _shut(connections: Connections, journal: Journal) -> None:
     try:
-        while connections:
-            connections.pop().abandon()
+        connections.abandon()
     finally:
         journal.close()

@@ -39,12 +39,12 @@ class Wire:
     """Connections to one server, as many as requests are under way. Belongs to one event loop.
 
     Args:
-        url: root of the server, http or https; user:password@ in it is sent as basic authentication.
+        url: root of the server, http or https.
         api_key: sent as a bearer token.
         silence: seconds without a byte after which a request is given up.
 
     Raises:
-        UsageError: the URL names no host, or the key cannot be sent in a header.
+        UsageError: as `Address.of`.
     """
 
     def __init__(self, url: str, api_key: str | None, silence: float) -> None:
