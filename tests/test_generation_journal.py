@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from eagle3_data.errors import DiskFull, IdentityError, MachineError, RunLocked
-from eagle3_data.generation.entry import Entry, State, prompt_crc
+from eagle3_data.generation import journal_index
+from eagle3_data.generation.entry import Entry, Head, State, prompt_crc, row_key
 from eagle3_data.generation.journal import Journal
 from eagle3_data.generation.journal_files import scan_file
-from eagle3_data.generation.journal_index import keys_of
+from eagle3_data.generation.journal_index import JournalIndex, keys_of, rows_of
 
 IDENTITY = {"target": {"model": "m", "stop": (1, 2)}, "sampling": {"temperature": 0.0}}
 PROMPT = np.arange(5, dtype=np.int32)
@@ -238,3 +239,30 @@ def test_index_of_many_rows_is_small(tmp_path: Path) -> None:
         assert (positions[rows:] == -1).all()
         picked = journal.read_many(positions[[0, 69_999, 66_000, rows + 1]])
     assert [one and one.output_ids.tolist() for one in picked] == [[0, 1], [69_999, 70_000], [66_000, 66_001], None]
+
+
+@pytest.mark.parametrize("way", ["loaded", "added", "half and half"])
+def test_of_several_outcomes_the_right_one_counts(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_index, "_MERGE_AT", 64)
+    rng = np.random.default_rng(0)
+    heads, best = [], {}
+    for number in range(5000):
+        key = row_key(f"B1-{int(rng.integers(800)):024x}")
+        state, rounds = int(rng.integers(1, 6)), int(rng.integers(1, 4))
+        head = Head(key, number, 1, 2, 3, 0, rounds, state)
+        heads.append(head)
+        rank = (
+            (rounds, state == State.LENGTH_CONTEXT, -number) if state <= State.LENGTH_CONTEXT else (0, False, number)
+        )
+        if key not in best or rank > best[key][0]:
+            best[key] = rank, head
+    index = JournalIndex()
+    loaded = {"loaded": 5000, "added": 0, "half and half": 2500}[way]
+    packed = [head.packed() for head in heads]
+    index.load(rows_of(packed[low : low + 7]) for low in range(0, loaded, 7) if low + 7 <= loaded)
+    for head in heads[loaded - loaded % 7 :]:
+        index.add(head.key, head.packed())
+    assert {key: index.find(key) for key in best} == {key: head for key, (_, head) in best.items()}
+    keys = np.frombuffer(b"".join(best), "<u8").reshape(-1, 2)
+    assert index.column("offset", index.positions(keys)).tolist() == [head.offset for _, head in best.values()]
+    assert len(index) == len(best)

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG_BYTES: Final = 64 << 20
 _OPEN_FILES: Final = 64
+_HEADS_AT_ONCE: Final = 1 << 16
 _FRAME_SPARE: Final = 512  # what a frame of no tokens is seldom longer than
 
 
@@ -118,30 +119,40 @@ class Journal:
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        parts: list[Rows] = []
+        self.index.load(self._parts())
+
+    def _parts(self) -> Iterator[Rows]:
+        """Yield the heads of all frames, segment by segment, in parts of bounded size."""
         for log in sorted(self.path.glob("*-of-*.*.log")):
             number = len(self._segments)
             if number >= np.iinfo(ROW["segment"]).max:
                 raise DataError(f"{self.path}: more than {number} segments; move finished ones into one run folder")
             self._segments.append(log)
             with machine_errors(log):
-                rows, covered = read_index(log)
-                heads: list[bytes] = []
-                damage = 0
-                for found in scan_file(log, covered):
-                    if isinstance(found, bytes):
-                        heads.append(found)
-                        if damage:
-                            logger.warning("%s: %d damaged bytes skipped; their rows are asked again", log, damage)
-                            damage = 0
-                    else:
-                        damage = found
-                        self.damaged_bytes += found
-                whole = np.concatenate([rows, rows_of(heads)])
-                whole["segment"] = number
-                parts.append(whole)
-        if parts:
-            self.index.add_rows(parts)
+                for rows in self._rows_of(log):
+                    rows["segment"] = number
+                    yield rows
+
+    def _rows_of(self, log: Path) -> Iterator[Rows]:
+        covered = 0
+        for rows, reach in read_index(log):
+            covered = reach
+            yield rows
+        heads: list[bytes] = []
+        damage = 0
+        for found in scan_file(log, covered):
+            if isinstance(found, bytes):
+                heads.append(found)
+                if damage:
+                    logger.warning("%s: %d damaged bytes skipped; their rows are asked again", log, damage)
+                    damage = 0
+                if len(heads) >= _HEADS_AT_ONCE:
+                    yield rows_of(heads).copy()
+                    heads = []
+            else:
+                damage = found
+                self.damaged_bytes += found
+        yield rows_of(heads).copy()
 
     def __len__(self) -> int:
         return len(self.index)

@@ -161,26 +161,25 @@ def _append_index(log: Path, heads: Sequence[bytes], covered: int) -> None:
         file.write(batch)
 
 
-def read_index(log: Path) -> tuple[Rows, int]:
-    """Return the index rows of a segment and how many bytes of it they cover; nothing where it cannot be trusted.
+def read_index(log: Path) -> Iterator[tuple[Rows, int]]:
+    """Yield the index rows of a segment in parts, and how many bytes of it they cover by then, as far as trusted.
 
     Their field `segment` is what that process counted, and means nothing here.
     """
-    try:
-        data = memoryview(log.with_suffix(".idx").read_bytes())
-    except FileNotFoundError:
-        return np.zeros(0, ROW), 0
-    size, parts, position, covered = log.stat().st_size, [np.zeros(0, ROW)], 0, 0
-    while position + 20 <= len(data) and bytes(data[position : position + 4]) == _INDEX_MAGIC:
-        lead = data[position + 4 : position + 16]
-        count, reach = int.from_bytes(lead[:4], "little"), int.from_bytes(lead[4:], "little")
-        rows = data[position + 20 : position + 20 + count * ROW.itemsize]
-        crc = int.from_bytes(data[position + 16 : position + 20], "little")
-        if reach > size or zlib.crc32(rows, zlib.crc32(lead)) != crc:
-            break
-        parts.append(np.frombuffer(rows, ROW))
-        position, covered = position + 20 + count * ROW.itemsize, reach
-    return np.concatenate(parts), covered
+    index = log.with_suffix(".idx")
+    if not index.exists():
+        return
+    size, left = log.stat().st_size, index.stat().st_size
+    with index.open("rb") as file:
+        while (lead := file.read(20))[:4] == _INDEX_MAGIC and len(lead) == 20:
+            count, reach = int.from_bytes(lead[4:8], "little"), int.from_bytes(lead[8:16], "little")
+            left -= 20 + count * ROW.itemsize
+            if left < 0 or reach > size:
+                return
+            rows = bytearray(file.read(count * ROW.itemsize))
+            if zlib.crc32(rows, zlib.crc32(lead[4:16])) != int.from_bytes(lead[16:20], "little"):
+                return
+            yield np.frombuffer(rows, ROW), reach
 
 
 def scan_file(log: Path, start: int, chunk: int = 64 << 20) -> Iterator[bytes | int]:

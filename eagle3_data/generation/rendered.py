@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, BinaryIO, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ _ROW: Final = np.dtype(
 )
 _LINE: Final = struct.Struct("<QQQIIII")  # the same, for one row at a time
 _CHUNK: Final = 256
+_LOOK_ROWS: Final = 50_000
 _POLL_SECONDS: Final = 0.5
 _FORMAT: Final = 2
 
@@ -136,19 +137,11 @@ class RenderedPrompts:
         """Keep the whole rows of an earlier process that belong to these prompts and this target; drop the others."""
         rows, ids = self._paths["rows"], self._paths["ids"]
         stamp = read_json(self._paths["json"]) if self._paths["json"].exists() else None
-        keep = 0
+        keep = end = 0
         whole = stamp is not None and {**stamp, "rows": None} == {**self._stamp, "rows": None}
         if stamp is not None and whole and rows.exists() and ids.exists():
-            lines = np.memmap(rows, _ROW, "r") if rows.stat().st_size >= _ROW.itemsize else np.zeros(0, _ROW)
-            keep = self._same_prompts(lines)
-            ends = lines["start"][:keep] + lines["count"][:keep].astype(np.uint64) * 4 + lines["name"][:keep]
-            keep = int(np.searchsorted(ends, ids.stat().st_size, side="right"))
-            if stamp.get("rows", -1) != len(lines):
-                keep = self._undamaged(lines, keep)
-            end = int(ends[keep - 1]) if keep else 0
-            del lines
-        else:
-            end = 0
+            finished = stamp.get("rows", -1) * _ROW.itemsize == rows.stat().st_size
+            keep, end = self._whole_rows(look_at_ids=not finished)
         for path, size in ((rows, keep * _ROW.itemsize), (ids, end)):
             path.touch()
             if path.stat().st_size != size:
@@ -156,30 +149,31 @@ class RenderedPrompts:
         if not whole:
             write_json(self._paths["json"], self._stamp)
 
-    def _same_prompts(self, lines: "np.ndarray[Any, Any]") -> int:
-        """Return how many of the first rows are those of the table."""
-        at = 0
-        for batch in self._table.batches(["sample_id"], size=50_000):
-            if at >= len(lines):
-                return at
-            keys = keys_of(batch.column("sample_id").to_pylist())[: len(lines) - at]
-            part = lines[at : at + len(keys)]
-            same = (part["hi"] == keys[:, 0]) & (part["lo"] == keys[:, 1])
-            if not same.all():
-                return at + int(np.argmin(same))
-            at += len(keys)
-        return at
+    def _whole_rows(self, look_at_ids: bool) -> tuple[int, int]:
+        """Return how many of the first rows are those of the table and whole, and where their ids end.
 
-    def _undamaged(self, lines: "np.ndarray[Any, Any]", rows: int) -> int:
-        """Return how many of the first rows have the ids they were written with (the last writer did not finish)."""
-        with self._paths["ids"].open("rb") as file:
-            for at in range(rows):
-                line = lines[at]
-                data = file.read(int(line["count"]) * 4)
-                file.seek(int(line["name"]), 1)
-                if zlib.crc32(data) != line["crc"]:
-                    return at
-        return rows
+        Args:
+            look_at_ids: also compare the ids with what was written (the last writer did not finish).
+        """
+        keep = end = 0
+        size = self._paths["ids"].stat().st_size
+        with self._paths["rows"].open("rb") as rows_file, self._paths["ids"].open("rb") as ids_file:
+            for batch in self._table.batches(["sample_id"], size=_LOOK_ROWS):
+                keys = keys_of(batch.column("sample_id").to_pylist())
+                data = rows_file.read(len(keys) * _ROW.itemsize)
+                lines = np.frombuffer(data, _ROW, len(data) // _ROW.itemsize)
+                keys = keys[: len(lines)]
+                ends = lines["start"] + lines["count"].astype(np.uint64) * 4 + lines["name"]
+                good = (lines["hi"] == keys[:, 0]) & (lines["lo"] == keys[:, 1]) & (ends <= size)
+                count = int(np.argmin(good)) if not good.all() else len(good)
+                if look_at_ids:
+                    count = _undamaged(ids_file, lines[:count])
+                if count:
+                    end = int(ends[count - 1])
+                keep += count
+                if count < batch.num_rows:
+                    break
+        return keep, end
 
     def _look(self) -> None:
         self.ready = min(os.fstat(self._rows).st_size // _ROW.itemsize, self._table.rows)
@@ -321,6 +315,15 @@ class RenderedPrompts:
             f"{self._paths['ids']}: the ids of row {number} are damaged; remove this file and run generate again, "
             "prompts are then rendered anew and finished rows are kept"
         )
+
+
+def _undamaged(ids_file: BinaryIO, lines: "np.ndarray[Any, Any]") -> int:
+    """Return how many of the first rows have the ids they were written with."""
+    for at, (start, count, crc) in enumerate(lines[["start", "count", "crc"]].tolist()):
+        ids_file.seek(start)
+        if zlib.crc32(ids_file.read(count * 4)) != crc:
+            return at
+    return len(lines)
 
 
 def open_rendered(folder: Path, tables: Mapping[str, PromptTable], renderer: Renderer) -> dict[str, RenderedPrompts]:
