@@ -163,6 +163,19 @@ def test_sound_records_pass(tmp_path: Path) -> None:
     assert "no violations" in report.to_text()
 
 
+def test_rows_may_go_as_far_as_they_were_extended(tmp_path: Path) -> None:
+    rows = [row(index) for index in range(10)]
+    for record, size, reason in ((rows[3], 12, "length_cap"), (rows[8], 10, "length_context")):
+        record.update(output_ids=[5] * size, completion_tokens=size, reasoning_tokens=size, finish_reason=reason)
+        record.update(max_new_tokens=size, rounds=2)
+    rows[8].update(input_ids=[1] * 19 + PROMPT, prompt_tokens=28)
+    run = write(tmp_path, rows)
+    assert {"over_cap", "wrong_limit"} == set(check(run.path).violations)
+    for extent in ({"max_new_tokens": CAP, "extended_to": 12}, {"max_new_tokens": "auto", "caps": 12}):
+        run.write_manifest({**manifest(10), "extent": {"sources": {"B1": {"source": "B1", **extent}}}})
+        assert not check(run.path).violations
+
+
 @pytest.mark.parametrize(("kind", "plant"), FAULTS, ids=[f"{kind}-{index}" for index, (kind, _) in enumerate(FAULTS)])
 def test_planted_fault_is_found(kind: str, plant: Callable[[Row], Any], tmp_path: Path) -> None:
     rows = [row(index) for index in range(20)]

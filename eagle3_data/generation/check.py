@@ -158,7 +158,7 @@ def _source_of(file: str, sources: set[str]) -> str | None:
 def _facts(manifest: Mapping[str, Any], profile: Mapping[str, Any] | None, report: CheckReport) -> Facts:
     known = dict(profile or manifest.get("profile") or {})
     extent = manifest.get("extent", {}).get("sources", {})
-    caps = {name: entry["max_new_tokens"] for name, entry in extent.items() if _is_cap(entry.get("max_new_tokens"))}
+    caps = {name: cap for name, entry in extent.items() if (cap := _furthest(entry))}
     size = known.get("vocabulary_size") or manifest.get("identity", {}).get("target", {}).get("vocabulary_size")
     context = manifest.get("engine", {}).get("context_length")
     if not manifest:
@@ -168,6 +168,12 @@ def _facts(manifest: Mapping[str, Any], profile: Mapping[str, Any] | None, repor
             "control tokens, reasoning and tool calls, since the token profile is not known in full"
         )
     return Facts(known, context if _is_cap(context) else None, caps, size)
+
+
+def _furthest(entry: Mapping[str, Any]) -> int:
+    """Return the most tokens that rows of a source may have been given: its cap, or what `extend` took them to."""
+    stated = (entry.get(key) for key in ("max_new_tokens", "caps", "extended_to"))
+    return max((cap for cap in stated if _is_cap(cap)), default=0)
 
 
 def _is_cap(value: Any) -> bool:
