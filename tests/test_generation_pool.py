@@ -290,6 +290,30 @@ def test_interrupting_drains_then_stops(tmp_path: Path) -> None:
             assert kept == len(server.requests)  # nothing that was asked for is thrown away
 
 
+@pytest.mark.parametrize("fault", ["429", "reset"])
+def test_draining_does_not_wait_for_what_only_waits(fault: str, tmp_path: Path) -> None:
+    """Rows told to come back in an hour, or without a server, end at once; the answer under way is still kept."""
+
+    async def work(url: str, server: GenerateServer) -> tuple[Any, int]:
+        with generator(url, tmp_path, concurrency=8) as step:
+            run = GenerationRun({"B1": prompts(100)}, step)
+            task = asyncio.create_task(run.work())
+            while len(step.journal) < 20:
+                await asyncio.sleep(0.01)
+            server.fault = lambda crc, turn: fault
+            server.healthy = fault != "reset"
+            await asyncio.sleep(1.0)
+            run.interrupt()
+            return await asyncio.wait_for(task, 10.0), len(step.journal)
+
+    server = GenerateServer(delay=0.05, retry_after="3600")
+    with serving(server) as url:
+        result, kept = asyncio.run(work(url, server))
+    assert result.interrupted
+    assert (result.failed, result.progress.in_flight) == (0, 0)
+    assert 20 <= kept < 100
+
+
 def test_ctrl_c_exits_resumable(tmp_path: Path) -> None:
     server = ServerProcess("--delay", "0.1")
     job = subprocess.Popen([*JOB, str(tmp_path), "--urls", server.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -172,8 +172,8 @@ def _facts(manifest: Mapping[str, Any], profile: Mapping[str, Any] | None, repor
 
 def _furthest(entry: Mapping[str, Any]) -> int:
     """Return the most tokens that rows of a source may have been given: its cap, or what `extend` took them to."""
-    stated = (entry.get(key) for key in ("max_new_tokens", "caps", "extended_to"))
-    return max((cap for cap in stated if _is_cap(cap)), default=0)
+    stated: list[Any] = [entry.get(key) for key in ("max_new_tokens", "caps", "extended_to")]
+    return max((int(cap) for cap in stated if _is_cap(cap)), default=0)
 
 
 def _is_cap(value: Any) -> bool:

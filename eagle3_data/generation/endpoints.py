@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import aiohttp
 
@@ -116,6 +116,8 @@ class Endpoints:
         self._tasks: set[asyncio.Task[None]] = set()
         self._probes: dict[str, asyncio.Task[bool]] = {}
         self._paused_since = 0.0
+        self._draining = False
+        self.working: set[asyncio.Task[Any] | None] = set()  # who holds a place
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -164,6 +166,10 @@ class Endpoints:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.stop(error if isinstance(error, Exception) else EngineError(str(error)))
 
+    def drain(self) -> None:
+        """Give out no more places: a task that asks for one from now on is cancelled."""
+        self._draining = True
+
     def stop(self, error: Exception) -> None:
         """End the run: everyone who waits or asks from now on gets `error`."""
         self.fatal = self.fatal or error
@@ -206,10 +212,13 @@ class Endpoints:
 
         Raises:
             EngineError, EngineUnavailable: the run is to stop.
+            CancelledError: no more requests are to start.
         """
         while True:
             if self.fatal is not None:
                 raise self.fatal
+            if self._draining:
+                raise asyncio.CancelledError
             chosen = home if home is not None and home.up else None
             if chosen is None:
                 for endpoint in self.all:
@@ -219,6 +228,7 @@ class Endpoints:
                         chosen = endpoint
             if chosen is not None:
                 chosen.outstanding += 1
+                self.working.add(asyncio.current_task())
                 return chosen
             future = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
@@ -232,6 +242,7 @@ class Endpoints:
     def release(self, endpoint: Endpoint) -> None:
         """Give a place back."""
         endpoint.outstanding -= 1
+        self.working.discard(asyncio.current_task())
         self._wake(1)
 
     def _wake(self, count: int) -> None:
@@ -344,7 +355,9 @@ class Endpoints:
                 spare = max(2, load.running // _SPARE)
                 if load.waiting > 2 * spare:
                     endpoint.limit = max(1.0, float(load.running + spare))
-                elif load.waiting <= spare:
-                    endpoint.grow()
+                elif load.waiting < spare:
+                    # What waits may only wait for its prefill: then a little more shows whether there is room.
+                    room = spare - load.waiting if load.waiting else math.inf
+                    endpoint.grow(min(slots + max(2, slots // _SPARE) if slots else math.inf, endpoint.limit + room))
             self._wake(len(self._waiting))
             await asyncio.sleep(_TICK_SECONDS)

@@ -170,13 +170,26 @@ class GenerationRun:
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _TICK_SECONDS)
-            while self._tasks and self._error is None:
-                self._changed.clear()
-                await self._changed.wait()
+            if self._tasks and self._error is None:
+                await self._drain()
         finally:
             self._stop_rendering.set()
             ticker.cancel()
             await asyncio.to_thread(renderer.join)
+
+    async def _drain(self) -> None:
+        """Wait for the answers that servers are writing, and for nothing else.
+
+        Rows that wait for a server's return, or for the time that it named in Retry-After, would take an hour.
+        """
+        endpoints = (await self.step.connections.get()).endpoints
+        endpoints.drain()
+        while self._tasks and self._error is None:
+            for task in self._tasks - endpoints.working:
+                task.cancel()
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _TICK_SECONDS)
 
     async def _worker(self, queues: Queues, by_queue: dict[int, PendingSource]) -> None:
         """Take unit after unit, while there are any and no fewer workers are wanted."""
