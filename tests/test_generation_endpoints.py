@@ -149,11 +149,12 @@ def test_changed_weights_stop_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loads", [True, False])
 def test_auto_fills_the_server_and_does_not_queue(tmp_path: Path, loads: bool) -> None:
+    windows: list[int] = []
     server = GenerateServer(slots=100, delay=0.3, loads=loads)
     with serving(server) as url, generator([url], tmp_path) as step:
-        run_generation({"B1": prompts(1200)}, step)
+        run_generation({"B1": prompts(1200)}, step, lambda progress: windows.append(progress.concurrency))
     assert server.most == 100
-    assert server.most_waiting < 20  # about one in ten, so that a free place is filled at once
+    assert max(windows) <= 110  # one in ten may wait, so that a free place is filled at once
     assert not server.waiting
 
 

@@ -84,7 +84,7 @@ class GenerateServer:
         self.asked: Counter[int] = Counter()
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.running = self.waiting = self.most = self.most_waiting = 0
+        self.running = self.waiting = self.most = 0
         self.healthy = True
         self._log = log.open("a", buffering=1) if log else None
         self._place = asyncio.Semaphore(slots) if slots else None
@@ -178,7 +178,6 @@ class GenerateServer:
             body = {"error": {"message": f"made to say {fault}"}}
             return web.json_response(body, status=int(fault), headers=headers)
         self.waiting += 1
-        self.most_waiting = max(self.most_waiting, self.waiting)
         if self._place:
             await self._place.acquire()
         self.waiting -= 1
