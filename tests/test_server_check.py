@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
+import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -154,6 +156,32 @@ def test_nothing_listening() -> None:
     with pytest.raises(EngineUnavailable) as caught:
         asyncio.run(check_server(f"http://127.0.0.1:{port}", FakeTarget()))
     assert f"sglang.launch_server --model-path org/target --port {port}" in str(caught.value)
+
+
+def test_a_page_of_the_server_instead_of_its_root() -> None:
+    async def run() -> None:
+        async with FakeServer().running() as url:
+            await check_server(f"{url}/v1", FakeTarget())
+
+    with pytest.raises(EngineUnavailable, match=r"/v1: answers, but not as SGLang does .* without /v1 or /generate"):
+        asyncio.run(run())
+
+
+def test_a_certificate_that_nobody_vouches_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    if not shutil.which("openssl") or subprocess.run([*command, "-keyout", key, "-out", cert]).returncode:
+        pytest.skip("no openssl command that makes a certificate")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+
+    async def run() -> None:
+        async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0, ssl=tls) as listener:
+            await check_server(f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}", FakeTarget())
+
+    with pytest.raises(EngineError, match=r"certificate is not trusted \(self-signed certificate\); .*SSL_CERT_FILE"):
+        asyncio.run(run())
 
 
 @pytest.mark.embedded

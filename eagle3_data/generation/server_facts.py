@@ -60,6 +60,12 @@ async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | Non
                 raise EngineError(f"{url}: the server refuses the key ({reply.status}); set engine.api_key_env")
             if reply.status != 200:
                 return None
+    except aiohttp.ClientConnectorCertificateError as error:
+        reason = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
+        raise EngineError(
+            f"{url}: its certificate is not trusted ({reason}); name the file of its authority in the environment "
+            "variable SSL_CERT_FILE"
+        ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise EngineUnavailable(
             f"{url}: nothing answers ({error or type(error).__name__}); start the server or mend engine.urls"
@@ -99,7 +105,10 @@ async def fetch_facts(session: aiohttp.ClientSession, url: str, context_length: 
     info = await _first(session, url, "/server_info", "/get_server_info")
     model = await _first(session, url, "/model_info", "/get_model_info")
     if not (models or info or model):
-        raise EngineUnavailable(f"{url}: answers, but not as SGLang does (no /v1/models, no /server_info)")
+        raise EngineUnavailable(
+            f"{url}: answers, but not as SGLang does (no /v1/models, no /server_info); engine.urls wants the root of "
+            "a server, without /v1 or /generate"
+        )
     if info.get("allow_auto_truncate"):
         raise EngineError(f"{url}: runs with --allow-auto-truncate, which cuts prompts silently; start it without")
     cards = models.get("data")
