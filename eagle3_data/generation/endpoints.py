@@ -272,9 +272,9 @@ class Endpoints:
         if endpoint.up:
             endpoint.up = False
             endpoint.losses += 1
-            logger.warning(
-                "%s is lost (%d times now); its rows go elsewhere until it returns", endpoint.url, endpoint.losses
-            )
+            again = f" ({endpoint.losses} times so far)" if endpoint.losses > 1 else ""
+            rows = "go elsewhere" if any(other.up for other in self.all) else "wait"
+            logger.warning("%s is lost%s; its rows %s until it returns", endpoint.url, again, rows)
             self._spawn(self._await_return(endpoint))
             if not any(other.up for other in self.all):
                 self._paused_since = time.monotonic()
