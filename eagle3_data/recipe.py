@@ -47,6 +47,7 @@ class EngineSpec:
     api_key_env: str | None = None
     weights: tuple[float, ...] = ()
     timeout: float | None = None
+    context_length: int | None = None  # where a router hides the servers' own
 
 
 @dataclass(frozen=True)
@@ -348,12 +349,15 @@ class _Reader:
             "api_key_env": self.text,
             "weights": self.one_or_more(self.number(0, 1e6, open_low=True)),
             "timeout": self.number(1, 7 * 86_400),
+            "context_length": self.whole(16, 1 << 30),
         }
         spec = EngineSpec(**self.mapping(node, key, checks))
         if bool(spec.urls) == bool(spec.embedded):
             raise self.fail(node, f"{key}: give either urls (of SGLang servers) or embedded (a model), not both")
         if spec.urls and (spec.deterministic or spec.slots):
             raise self.fail(node, f"{key}: deterministic and slots belong to the embedded engine, not to urls")
+        if spec.embedded and spec.context_length:
+            raise self.fail(node, f"{key}.context_length: the embedded engine tells its own; it is for routers")
         if spec.deterministic and (spec.slots or 1) > 1:
             raise self.fail(node, f"{key}.slots: deterministic answers need one slot")
         if spec.weights and len(spec.weights) != len(spec.urls):

@@ -63,7 +63,7 @@ def recipe(path: Path, url: str, tokenizer: Path, data: Path, **entries: Any) ->
     import yaml
 
     above = {key: entries.pop(key) for key in ("sampling", "draw_seed", "extend") if key in entries}
-    engine = {"urls": [url], "concurrency": entries.pop("concurrency", 8)}
+    engine = {"urls": [url], "concurrency": entries.pop("concurrency", 8), **entries.pop("engine", {})}
     source = {"data_files": [str(data)], "max_new_tokens": 40, **entries}
     text = yaml.safe_dump(
         {

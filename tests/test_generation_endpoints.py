@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,25 @@ def test_changed_weights_stop_the_run(tmp_path: Path) -> None:
         pytest.raises(EngineError, match="changed from 'default' to 'next'"),
     ):
         run_generation({"B1": prompts(3000)}, step, on_progress)
+
+
+def test_what_is_being_written_is_kept_when_the_key_is_refused(tmp_path: Path) -> None:
+    taken: list[int] = []
+    server = GenerateServer(lambda crc, turn: "401" if len(taken) >= 30 else taken.append(crc) or "", delay=0.3)
+    with serving(server) as url, generator([url], tmp_path, concurrency=20) as step:
+        with pytest.raises(EngineError, match="api_key_env"):
+            run_generation({"B1": prompts(300)}, step)
+        assert len(step.journal) == len(taken) == 30
+
+
+def test_moods_of_a_server_do_not_shut_the_window(tmp_path: Path) -> None:
+    windows: list[int] = []
+    moods = random.Random(0)
+    server = GenerateServer(lambda crc, turn: "429" if moods.random() < 0.12 else "", delay=0.05, retry_after="0.2")
+    with serving(server) as url, generator([url], tmp_path, concurrency=16) as step:
+        result = run_generation({"B1": prompts(300)}, step, lambda progress: windows.append(progress.concurrency))
+    assert result.progress.sources["B1"].done == 300
+    assert set(windows[1:-1]) == {16}, windows
 
 
 @pytest.mark.parametrize("loads", [True, False])

@@ -199,6 +199,16 @@ def test_wrong_input_is_one_line_and_the_right_status(url: str, tokenizer: Path,
             assert len(complaint.splitlines()) == 1, complaint
 
 
+def test_a_router_is_told_the_context_length(tokenizer: Path, data: Path, tmp_path: Path) -> None:
+    with server(tokenizer, "--router") as hiding:
+        _, complaint = call("run", recipe(tmp_path / "a.yaml", hiding, tokenizer, data), cwd=tmp_path, status=3)
+        assert "engine.context_length" in complaint
+        told = recipe(tmp_path / "a.yaml", hiding, tokenizer, data, engine={"context_length": 8192}, rows=20)
+        call("run", told, cwd=tmp_path)
+    (written,) = (tmp_path / "runs/tried/records").rglob("train-*.parquet")
+    assert pq.read_metadata(written).num_rows == 20
+
+
 def test_a_second_process_is_told_who_works_there(url: str, tokenizer: Path, data: Path, tmp_path: Path) -> None:
     from eagle3_data.run_folder import RunFolder
 

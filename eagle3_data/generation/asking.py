@@ -92,6 +92,7 @@ class Asker:
         self.requests = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self._api_key = api_key
         self._body = body
         self._reader = reader
         self._policy = policy
@@ -131,13 +132,14 @@ class Asker:
                     answer = self._reader.read(body, ids, budget)
                 except AnswerError as error:
                     if error.reason == "weights":
-                        stop = EngineError(f"{endpoint.url}: {error.message}; finished rows are kept")
+                        stop = EngineError(f"{endpoint.url}: {self._safe(error.message)}; finished rows are kept")
                         self.endpoints.stop(stop)
                         raise stop from None
                     if not error.transient:
-                        raise RowError(error.reason, error.message, 200, attempts + 1) from None
+                        raise RowError(error.reason, self._safe(error.message), 200, attempts + 1) from None
                     failure = f"{error.reason}: {error.message}"
                 else:
+                    endpoint.answers += 1
                     self.endpoints.check_weights(endpoint, answer.weight_version)
                     self.prompt_tokens += len(ids)
                     self.cached_tokens += answer.cached_tokens
@@ -160,7 +162,7 @@ class Asker:
             elif status in _TRANSIENT:
                 failure = f"http_{status}: {error_text(body)}"
             elif status:
-                raise RowError(f"http_{status}", error_text(body), status, attempts + 1)
+                raise RowError(f"http_{status}", self._safe(error_text(body)), status, attempts + 1)
             else:
                 home = None
                 if await self.endpoints.lost(endpoint):
@@ -173,8 +175,12 @@ class Asker:
             attempts += 1
             if attempts >= self._policy.attempts:
                 reason, _, message = failure.partition(": ")
-                raise RowError(reason, message, status, attempts)
+                raise RowError(reason, self._safe(message), status, attempts)
             await self._sleep(self._policy.wait(attempts) if wait < 0 else wait)
+
+    def _safe(self, text: str) -> str:
+        """Return what a server said without the key: some send back the headers of a request that they refuse."""
+        return text.replace(self._api_key, "(the key)") if self._api_key else text
 
     async def close(self) -> None:
         """End all connections. Who still asks, or waits for a place, gets an EngineError."""

@@ -101,12 +101,19 @@ class Connections:
             Exception: what `admit` raises.
             UsageError: the key cannot be used.
         """
+        current = self.current
+        if current is not None:
+            return current
         loop = asyncio.get_running_loop()
-        if self._open and self._open[-1].loop is loop:
-            return self._open[-1]
         if self._opening is None or self._opening.get_loop() is not loop:
             self._opening = loop.create_task(self._connect())
         return await asyncio.shield(self._opening)
+
+    @property
+    def current(self) -> Connection | None:
+        """The connection of the running loop, if there is one yet."""
+        loop = asyncio.get_running_loop()
+        return self._open[-1] if self._open and self._open[-1].loop is loop else None
 
     async def _connect(self) -> Connection:
         self.abandon()

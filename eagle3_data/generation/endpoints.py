@@ -29,6 +29,7 @@ _RETURN_SECONDS: Final = (0.5, 15.0)  # first and longest wait between looks at 
 _FIRST_LIMIT: Final = 64  # where a server that reports its load starts to be explored
 _BLIND_LIMIT: Final = 256  # for one that tells neither load nor slots
 _HIGHEST_LIMIT: Final = 8192
+_MANY: Final = 3  # one refusal to so many accepted requests means a full server; fewer are its moods
 _SPARE: Final = 10  # one request in so many may wait at a server, so that a free place is filled at once
 
 
@@ -43,6 +44,8 @@ class Endpoint:
         self.up = False
         self.facts = ServerFacts(url)
         self.losses = 0
+        self.answers = 0.0  # of late
+        self._refusals = 0.0
         self._ceiling = float(_HIGHEST_LIMIT) if auto else limit
         self._refused_at = -_CALM_SECONDS
 
@@ -52,9 +55,16 @@ class Endpoint:
         return self.up and self.outstanding < self.limit
 
     def refused(self) -> None:
-        """Take note of a 429 or 503: what is in flight beside it is what the server takes."""
-        self.limit = max(1.0, min(self.limit, float(self.outstanding)))
-        self._refused_at = time.monotonic()
+        """Take note of a 429 or 503: where they are many, what is in flight beside it is what the server takes."""
+        self._refusals += 1
+        if self._refusals * _MANY > self.answers + self.outstanding:
+            self.limit = max(1.0, min(self.limit, float(self.outstanding)))
+            self._refused_at = time.monotonic()
+
+    def forget(self) -> None:
+        """Let older answers and refusals count less; called once a second."""
+        self.answers /= 2
+        self._refusals /= 2
 
     def grow(self, ceiling: float = math.inf) -> None:
         """Allow half as many again, if all places are taken and nothing was refused for some seconds.
@@ -340,6 +350,7 @@ class Endpoints:
         assert self._session is not None
         while True:
             for endpoint in self.all:
+                endpoint.forget()
                 if not endpoint.up:
                     continue
                 if not self._auto:

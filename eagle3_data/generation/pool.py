@@ -7,6 +7,7 @@ rendered by a thread ahead of need. Ctrl-C (or SIGTERM) lets requests in flight 
 
 import asyncio
 import contextlib
+import logging
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any, Final
 import uvloop
 from datasets import Dataset
 
+from eagle3_data.errors import EngineError
 from eagle3_data.generation.endpoints import Endpoint
 from eagle3_data.generation.entry import Entry, State
 from eagle3_data.generation.pending import PendingSource, pending_sources
@@ -25,8 +27,11 @@ from eagle3_data.generation.progress import Progress, Rate, recount
 from eagle3_data.generation.scheduling import Queues
 from eagle3_data.generation.step import Generator
 
+logger = logging.getLogger(__name__)
+
 _OPEN_ROWS: Final = 4096
 _TICK_SECONDS: Final = 0.5
+_STAND_INS: Final = 4  # rows that may be asked for one place while others wait out a refusal
 
 
 @dataclass(slots=True)
@@ -65,6 +70,7 @@ class GenerationRun:
     _draining: bool = False
     _stopped: bool = False
     _error: BaseException | None = None
+    _lost: bool = False
     _tokens: int = 0
     _in_flight: int = 0
     _wanted: int = 0
@@ -170,7 +176,7 @@ class GenerationRun:
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _TICK_SECONDS)
-            if self._tasks and self._error is None:
+            if self._tasks and not self._lost:
                 await self._drain()
         finally:
             self._stop_rendering.set()
@@ -182,9 +188,18 @@ class GenerationRun:
 
         Rows that wait for a server's return, or for the time that it named in Retry-After, would take an hour.
         """
-        endpoints = (await self.step.connections.get()).endpoints
+        connection = self.step.connections.current
+        if connection is None:
+            return
+        endpoints = connection.endpoints
         endpoints.drain()
-        while self._tasks and self._error is None:
+        if self._error is not None and endpoints.working:
+            logger.warning(
+                "%s: waiting for the %d answers that are being written; Ctrl-C gives them up",
+                self._error,
+                len(endpoints.working),
+            )
+        while self._tasks and not self._lost:
             for task in self._tasks - endpoints.working:
                 task.cancel()
             self._changed.clear()
@@ -210,7 +225,7 @@ class GenerationRun:
             return 0
         connection = await self.step.connections.get()
         capacity = connection.endpoints.capacity
-        self._wanted = capacity + min(connection.asker.sleeping, capacity)
+        self._wanted = capacity + min(connection.asker.sleeping, _STAND_INS * capacity)
         return self._wanted - len(self._tasks)
 
     def _open(self, starving: bool) -> None:
@@ -272,6 +287,10 @@ class GenerationRun:
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
+        # Where the servers are at fault, what they are still writing is worth an hour of theirs.
+        self._lost = self._lost or not isinstance(error, EngineError)
+        self._draining = True
+        self._stop_rendering.set()
         self._notify()
 
     def _notify(self) -> None:

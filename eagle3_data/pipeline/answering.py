@@ -239,6 +239,7 @@ def _work(
             api_key=_api_key(recipe),
             concurrency=recipe.engine.concurrency,
             extend=extend,
+            context_length=recipe.engine.context_length,
             shard=shard or (0, 1),
             **options,
         )
@@ -378,7 +379,11 @@ def check_servers(recipe: Recipe, target: Target, urls: Sequence[str] = ()) -> S
     """
 
     async def check() -> list[ServerInfo]:
-        return [await check_server(url, target, _api_key(recipe)) for url in urls or recipe.engine.urls]
+        length = recipe.engine.context_length
+        return [
+            await check_server(url, target, _api_key(recipe), context_length=length)
+            for url in urls or recipe.engine.urls
+        ]
 
     return asyncio.run(check())[0]
 

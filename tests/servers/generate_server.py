@@ -173,9 +173,11 @@ class GenerateServer:
             return web.Response()
         if fault == "hang":
             await asyncio.sleep(3600)
-        if fault in ("503", "429", "500", "502", "504", "408", "425", "400", "422"):
+        if fault in ("503", "429", "500", "502", "504", "408", "425", "400", "401", "422"):
             headers = {"Retry-After": self.retry_after} if self.retry_after else {}
-            body = {"error": {"message": f"made to say {fault}"}}
+            # As some proxies do, it sends back what it was sent.
+            sent = f" to {key}" if (key := request.headers.get("Authorization")) else ""
+            body = {"error": {"message": f"made to say {fault}{sent}"}}
             return web.json_response(body, status=int(fault), headers=headers)
         self.waiting += 1
         if self._place:
@@ -275,6 +277,7 @@ def main() -> None:
     parser.add_argument("--weight-version", default="default")
     parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer behind /tokenize")
     parser.add_argument("--shift", type=int, default=0, help="added to what /tokenize says: another model's ids")
+    parser.add_argument("--router", action="store_true", help="hide what sglang-router hides")
     arguments = parser.parse_args()
 
     async def serve() -> None:
@@ -290,6 +293,7 @@ def main() -> None:
             delay=arguments.delay,
             log=arguments.log,
             weight_version=arguments.weight_version,
+            router=arguments.router,
         )
         runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=0.1)
         await runner.setup()
