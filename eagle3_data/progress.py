@@ -1,11 +1,12 @@
 """Progress of a generation run on stderr: bars for people, JSON lines for machines.
 
 Goes in: the `Progress` events of the generation room. Comes out: one bar a source (rows done, failed, truncated, in
-flight, tokens/s, time left), or one JSON object a line.
+flight, tokens/s, time left), or one JSON object a line; and, beside those lines, log messages as JSON too.
 """
 
 import contextlib
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ def shown(mode: str) -> Iterator[Listener]:
 
     Args:
         mode: `bar`; `json` (a line every five seconds and at the end); `none`; or `auto`: bars on a terminal, else a
-            plain line every half minute.
+            plain line every half minute, and at once when the run pauses, goes on or drains.
 
     Raises:
         UsageError: another mode.
@@ -40,21 +41,67 @@ def shown(mode: str) -> Iterator[Listener]:
         with _Shown() as bars:
             yield bars.show
     elif mode == "auto":
-        yield _every(6 * _LINE_SECONDS, _summary)
+        yield _every(6 * _LINE_SECONDS, _summary, _standing)
     else:
         raise UsageError(f"progress: {mode!r} is not auto, bar, json or none")
 
 
-def _every(seconds: float, line: Callable[[Progress], str]) -> Listener:
-    last = -seconds
+def log_line(level: str, message: str) -> str:
+    """Return a log message as the JSON line that stands between the lines of `--progress json`."""
+    return json.dumps({"event": "log", "level": level, "message": message}, ensure_ascii=False)
+
+
+@contextlib.contextmanager
+def json_log() -> Iterator[None]:
+    """Write log messages and warnings to stderr as JSON lines while the block runs, libraries' included."""
+    handler, root = _JsonLog(), logging.getLogger()
+    # these print by themselves, whatever the root does
+    loud = [library for library in map(logging.getLogger, ("datasets", "huggingface_hub")) if library.handlers]
+    before = [(library, library.handlers[:], library.propagate) for library in loud]
+    root.addHandler(handler)
+    logging.captureWarnings(True)
+    for library in loud:
+        library.handlers[:], library.propagate = [], True
+    try:
+        yield
+    finally:
+        for library, handlers, propagate in before:
+            library.handlers[:], library.propagate = handlers, propagate
+        logging.captureWarnings(False)
+        root.removeHandler(handler)
+
+
+class _JsonLog(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(log_line(record.levelname.lower(), self.format(record)), file=sys.stderr, flush=True)
+
+
+def _every(
+    seconds: float, line: Callable[[Progress], str], state: Callable[[Progress], object] = lambda progress: None
+) -> Listener:
+    """Return a listener that prints a line every so many seconds, and at once when `state` changes."""
+    last, before = -seconds, state(Progress())
 
     def show(progress: Progress) -> None:
-        nonlocal last
-        if progress.finished or time.monotonic() - last >= seconds:
-            last = time.monotonic()
+        nonlocal last, before
+        now = state(progress)
+        if progress.finished or now != before or time.monotonic() - last >= seconds:
+            last, before = time.monotonic(), now
             print(line(progress), file=sys.stderr, flush=True)
 
     return show
+
+
+def _standing(progress: Progress) -> tuple[str, bool]:
+    return progress.paused, progress.draining
+
+
+def _hindrance(progress: Progress) -> str:
+    """Return why rows do not go on as they should; "" when they do, or when all is over."""
+    if progress.draining and not progress.finished:
+        answers = "1 answer" if progress.in_flight == 1 else f"{progress.in_flight:,} answers"
+        return f"stopping: waiting for {answers} in flight; a second Ctrl-C stops at once"
+    return progress.paused
 
 
 def _summary(progress: Progress) -> str:
@@ -63,8 +110,8 @@ def _summary(progress: Progress) -> str:
     parts = [f"{done:,} of {total:,} rows", *_outcomes(progress), f"{progress.tokens_per_second:,.0f} tokens/s"]
     if progress.seconds_left >= 0 and not progress.finished:
         parts.append(f"{_clock(progress.seconds_left)} left")
-    if progress.paused:
-        parts.append(progress.paused)
+    if hindrance := _hindrance(progress):
+        parts.append(hindrance)
     return ", ".join(parts)
 
 
@@ -114,11 +161,8 @@ class _Shown:
             self._whole = self._bars.add_task("all", total=1, text="")
         total = sum(source.total for source in progress.sources.values())
         left = sum(source.left for source in progress.sources.values())
-        if progress.paused:
-            text = progress.paused
-        elif progress.draining and not progress.finished:
-            text = f"finishing {progress.in_flight} rows in flight; Ctrl-C again to stop at once"
-        else:
+        text = _hindrance(progress)
+        if not text:
             rest = f", {_clock(progress.seconds_left)} left" if progress.seconds_left >= 0 else ""
             text = f"{progress.tokens_per_second:,.0f} tokens/s{rest}"
         self._bars.update(self._whole, completed=total - left, total=total, text=text)
