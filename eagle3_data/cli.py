@@ -6,14 +6,16 @@ refused; 4 this machine (disk, permission, lock); 130 interrupted, and resumable
 """
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3_data import __version__
+from eagle3_data import __version__, _leave
 from eagle3_data.errors import Eagle3DataError
 
 Command = Callable[[argparse.Namespace], int]
@@ -28,20 +30,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from eagle3_data.run_folder import machine_errors
 
     command: Command = options.command
+    as_json = getattr(options, "progress", "") == "json"
     try:
-        with machine_errors(Path(getattr(options, "runs", "."))):
+        if signal.getsignal(signal.SIGINT) is _leave:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        with _json_log() if as_json else contextlib.nullcontext(), machine_errors(Path(getattr(options, "runs", "."))):
             return command(options)
     except Eagle3DataError as error:
         # a server's own words may have several lines; a complaint has one
-        print(f"eagle3-data: {' '.join(_redacted(str(error)).split())}", file=sys.stderr)
+        _complain(" ".join(_redacted(str(error)).split()), as_json)
         return error.exit_status
     except KeyboardInterrupt:
-        print("eagle3-data: interrupted; run the same command again to go on where it stopped", file=sys.stderr)
+        _complain("interrupted; run the same command again to go on where it stopped", as_json)
         return INTERRUPTED
     except BrokenPipeError:
         # the reader of our output went away (| head): not our error, and nothing is left to say it to
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _json_log() -> contextlib.AbstractContextManager[None]:
+    from eagle3_data.progress import json_log
+
+    return json_log()
+
+
+def _complain(text: str, as_json: bool) -> None:
+    if as_json:
+        from eagle3_data.progress import log_line
+    print(log_line("error", text) if as_json else f"eagle3-data: {text}", file=sys.stderr)
 
 
 def _redacted(text: str) -> str:
@@ -190,6 +207,7 @@ def _export(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     from eagle3_data.generation import embedded
+    from eagle3_data.pipeline.keys import key_of
 
     embedded.serve(
         options.model,
@@ -198,7 +216,7 @@ def _serve(options: argparse.Namespace) -> int:
         deterministic=options.deterministic,
         slots=options.slots,
         context=options.context,
-        api_key=os.environ.get(options.api_key_env, "") if options.api_key_env else "",
+        api_key=key_of(options.api_key_env, "--api-key-env") if options.api_key_env else "",
         on_ready=lambda url: print(f"{url} answers /generate; Ctrl-C stops it", flush=True),
     )
     return 0

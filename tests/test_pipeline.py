@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import datasets
 import pyarrow.parquet as pq
 import pytest
-from pipeline_support import call, command, glaive_file, parquet_bytes, recipe, server, smollm2_folder
+from pipeline_support import ENVIRONMENT, call, command, glaive_file, parquet_bytes, recipe, server, smollm2_folder
 from servers.generate_server import continuation, crc_of
 
 ROWS = 120
@@ -136,6 +137,27 @@ def test_extend_continues_the_cut_rows_and_only_those(url: str, tokenizer: Path,
     assert (extent["caps"], extent["extended_to"]) == (10, 40), "rows are further than the last extend asked for"
 
 
+def test_a_raised_cap_says_which_rows_wait(url: str, tokenizer: Path, data: Path, tmp_path: Path) -> None:
+    path = recipe(tmp_path / "r.yaml", url, tokenizer, data, max_new_tokens=10)
+    out, _ = call("generate", path, "--runs", "else where", cwd=tmp_path)
+    assert "lower cap" not in out
+    rows = pq.read_table(tmp_path / "else where/tried/records/B1_glaive").to_pylist()
+    cut = sum(row["finish_reason"] == "length_cap" for row in rows)
+    recipe(path, url, tokenizer, data, max_new_tokens=40, rows=ROWS - 1)
+    (tmp_path / "asked.txt").write_text("")
+    for finished in ("run", "generate"):
+        out, _ = call(finished, path, "--runs", "else where", cwd=tmp_path)
+        note = next(line for line in out.splitlines() if "lower cap" in line)
+        waiting = int(note.split()[0])
+        assert 1 < cut - 1 <= waiting <= cut and not asked(tmp_path)
+    words = shlex.split(note.partition("with: ")[2])
+    assert words[0] == "eagle3-data"
+    out, _ = call(*words[1:], cwd=tmp_path)
+    assert len(asked(tmp_path)) == waiting
+    out, _ = call("generate", path, "--runs", "else where", "--json", cwd=tmp_path)
+    assert json.loads(out)["below_cap"] == {}
+
+
 def test_shards_are_merged_by_whoever_reads(url: str, tokenizer: Path, data: Path, tmp_path: Path) -> None:
     path = recipe(tmp_path / "r.yaml", url, tokenizer, data)
     _, complaint = call("generate", path, "--shard", "0/2", cwd=tmp_path, status=2)
@@ -162,6 +184,41 @@ def test_ctrl_c_drains_and_says_how_to_go_on(tokenizer: Path, data: Path, tmp_pa
         assert drained < ROWS
         call("run", path, cwd=tmp_path)
         assert len(asked(tmp_path)) == ROWS, "requests in flight at Ctrl-C were lost"
+
+
+@pytest.mark.parametrize("module", ["numpy", "pyarrow", "huggingface_hub"])
+def test_ctrl_c_during_the_imports_is_no_traceback(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPROFILEIMPORTTIME", "1")  # tells on stderr what is imported
+    process = command("plan", tmp_path / "absent.yaml", cwd=tmp_path)
+    assert process.stderr is not None
+    while (line := process.stderr.readline()) and f" {module}." not in line:
+        pass
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err, err
+
+
+def test_progress_in_json_is_json_alone(tokenizer: Path, data: Path, tmp_path: Path) -> None:
+    with server(tokenizer) as url:
+        path = recipe(tmp_path / "r.yaml", url, tokenizer, data, rows=20)
+        call("generate", path, cwd=tmp_path)
+        (log,) = (tmp_path / "runs/tried/journal").glob("*.log")
+        damaged = bytearray(log.read_bytes())
+        damaged[len(damaged) // 2] ^= 0xFF
+        log.write_bytes(damaged)
+        log.with_suffix(".idx").unlink(missing_ok=True)
+        recipe(path, url, tokenizer, data, rows=21)
+        process = command("generate", path, "--progress", "json", cwd=tmp_path)
+        _, err = process.communicate(timeout=60)
+        lines = [json.loads(line) for line in err.splitlines()]
+        assert any(line.get("level") == "warning" and "damaged bytes" in line["message"] for line in lines), err
+        assert lines[-1]["finished"] and lines[-1]["sources"]["B1_glaive"]["done"] == 21, err
+    recipe(path, url, tokenizer, data, rows=22)
+    _, err = call("generate", path, "--progress", "json", cwd=tmp_path, status=3)
+    complaint = json.loads(err.splitlines()[-1])
+    assert (complaint["event"], complaint["level"]) == ("log", "error") and url in complaint["message"]
 
 
 REFUSED = {
@@ -207,6 +264,30 @@ def test_a_router_is_told_the_context_length(tokenizer: Path, data: Path, tmp_pa
         call("run", told, cwd=tmp_path)
     (written,) = (tmp_path / "runs/tried/records").rglob("train-*.parquet")
     assert pq.read_metadata(written).num_rows == 20
+
+
+@pytest.mark.parametrize(("value", "fault"), [(None, "is not set"), ("", "is empty")])
+def test_a_key_that_is_not_there_is_named_before_anything_is_sent(
+    value: str | None,
+    fault: str,
+    url: str,
+    tokenizer: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("A_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("A_KEY", value)
+    path = recipe(tmp_path / "r.yaml", "http://127.0.0.1:9", tokenizer, data, rows=3)
+    path.write_text(path.read_text().replace("engine:", "engine:\n  api_key_env: A_KEY"))
+    for arguments in (["run", path], ["plan", path], ["serve", "--api-key-env", "A_KEY"]):
+        _, complaint = call(*arguments, cwd=tmp_path, status=2)  # 3 would say that port 9 was asked
+        assert "api" in complaint and f"A_KEY {fault}" in complaint, complaint
+        assert len(complaint.splitlines()) == 1
+    path.write_text(path.read_text().replace("http://127.0.0.1:9", url))
+    monkeypatch.setenv("A_KEY", "some key")
+    call("run", path, cwd=tmp_path)
 
 
 def test_a_second_process_is_told_who_works_there(url: str, tokenizer: Path, data: Path, tmp_path: Path) -> None:

@@ -7,14 +7,15 @@ and the accounts in the manifest.
 import asyncio
 import contextlib
 import json
-import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
+import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 
 from eagle3_data import __version__
@@ -24,6 +25,7 @@ from eagle3_data.generation.embedded import EmbeddedEngine, locate_model
 from eagle3_data.generation.pool import run_generation
 from eagle3_data.generation.server_check import ServerInfo, check_server
 from eagle3_data.generation.writing import SourceCounts, write_records
+from eagle3_data.pipeline.keys import key_of
 from eagle3_data.pipeline.opening import Run, guard_identity
 from eagle3_data.pipeline.preparing import prepare_locked
 from eagle3_data.pipeline.showing import show_table
@@ -37,7 +39,10 @@ _LOCK_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Generated:
-    """How generation ended: counts of every source as they stand on disk, earlier runs' included."""
+    """How generation ended: counts of every source as they stand on disk, earlier runs' included.
+
+    `below_cap` are, by source, the rows cut at an earlier, lower cap than today's, and `go_on` the command for them.
+    """
 
     folder: Path
     counts: Mapping[str, SourceCounts]
@@ -46,6 +51,8 @@ class Generated:
     interrupted: bool = False
     shard: tuple[int, int] | None = None
     warnings: tuple[str, ...] = ()
+    below_cap: Mapping[str, int] = field(default_factory=dict)
+    go_on: str = ""
 
     @property
     def failed(self) -> int:
@@ -67,6 +74,7 @@ class Generated:
             "interrupted": self.interrupted,
             "shard": list(self.shard) if self.shard else None,
             "warnings": list(self.warnings),
+            "below_cap": dict(self.below_cap),
         }
 
     def to_text(self) -> str:
@@ -83,6 +91,9 @@ class Generated:
             notes.append(f"{self.failed:,} rows failed, see {self.folder / 'failures.parquet'}; run again to retry")
         if forged := sum(counts.forged for counts in self.counts.values()):
             notes.append(f"{forged:,} records have a text that spells a control token of the target")
+        if below := sum(self.below_cap.values()):
+            cut = "1 row was" if below == 1 else f"{below:,} rows were"
+            notes.append(f"{cut} cut at a lower cap than today's; go on from there with: {self.go_on}")
         if self.interrupted:
             notes.append("interrupted: run the same command again to go on where it stopped")
         notes += [f"warning: {warning}" for warning in self.warnings]
@@ -120,6 +131,7 @@ def generate(run: Run, *, shard: tuple[int, int] | None = None, ray_address: str
         ray_address: run the shards as tasks of this Ray cluster, whose nodes share the run's folder.
 
     Raises:
+        UsageError: `engine.api_key_env` names a variable that is not set, or empty.
         EngineError: no server, a server with another model, or most rows fail.
         IdentityError: the run was made with another target, sampling or seed, or a cap was lowered.
         RunLocked, DiskFull: this machine.
@@ -146,7 +158,7 @@ def generate_shard(run: Run, shard: tuple[int, int], on_progress: Listener | Non
         raise UsageError(
             f"{run.folder.path}: no prompts of {', '.join(missing)} yet; run `eagle3-data prepare` before the shards"
         )
-    return _work(run, _caps(run), extend=_recipe_extend(run), shard=shard, on_progress=on_progress)
+    return _work(run, caps_of(run), extend=_recipe_extend(run), shard=shard, on_progress=on_progress)
 
 
 def extend(run: Run, *, max_new_tokens: int) -> Generated:
@@ -160,14 +172,14 @@ def extend(run: Run, *, max_new_tokens: int) -> Generated:
             raise UsageError(f"{run.folder.path}: nothing to extend; run `eagle3-data generate` first")
         caps = {
             spec.name: max(max_new_tokens, cap)
-            for spec, cap in zip(run.recipe.sources, _caps(run).values(), strict=True)
+            for spec, cap in zip(run.recipe.sources, caps_of(run).values(), strict=True)
         }
         return _work(run, caps, extend=True, only_truncated=True)
 
 
 def generate_locked(run: Run) -> Generated:
     """As `generate` in one process, for a caller that holds the run's lock."""
-    return _work(run, _caps(run), extend=_recipe_extend(run))
+    return _work(run, caps_of(run), extend=_recipe_extend(run))
 
 
 def merge(folder: RunFolder) -> None:
@@ -210,8 +222,16 @@ def _work(
         counts = _write(run, target, None)
         if not any(count.missing or count.failed for count in counts.values()):
             # a finished run asks nothing, so it needs no engine: that may be gone by now
-            return Generated(folder.path, counts, warnings=tools_warnings(run, target))
+            below = below_cap(run, caps, counts)
+            return Generated(
+                folder.path,
+                counts,
+                warnings=tools_warnings(run, target),
+                below_cap=below,
+                go_on=extend_command(run, caps),
+            )
     began = time.monotonic()
+    api_key = _api_key(recipe)
     with contextlib.ExitStack() as stack:
         urls = _urls(recipe, stack)
         facts = check_servers(recipe, target, list(urls))
@@ -236,7 +256,7 @@ def _work(
             recipe.sampling,
             dict(caps),
             folder.journal_path,
-            api_key=_api_key(recipe),
+            api_key=api_key,
             concurrency=recipe.engine.concurrency,
             extend=extend,
             context_length=recipe.engine.context_length,
@@ -256,8 +276,36 @@ def _work(
                 counts = {name: _counted(source) for name, source in result.progress.sources.items()}
             else:
                 counts = _write(run, target, step)
-    warnings = tools_warnings(run, target)
-    return Generated(folder.path, counts, seconds, result.progress.tokens, result.interrupted, shard, warnings)
+    return Generated(
+        folder.path,
+        counts,
+        seconds,
+        result.progress.tokens,
+        result.interrupted,
+        shard,
+        tools_warnings(run, target),
+        # a shard writes no records; with `extend` such rows are continued by the same command
+        {} if shard is not None or extend else below_cap(run, caps, counts),
+        extend_command(run, caps),
+    )
+
+
+def below_cap(run: Run, caps: Mapping[str, int], counts: Mapping[str, SourceCounts]) -> dict[str, int]:
+    """Return how many records of each source were cut at a lower cap than `caps`; sources without any are absent."""
+    found = {}
+    for name, cap in caps.items():
+        if counts[name].truncated:
+            cut = (pds.field("finish_reason") == "length_cap") & (pds.field("max_new_tokens") < cap)
+            found[name] = pds.dataset(run.folder.records_path(name), format="parquet").count_rows(filter=cut)
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def extend_command(run: Run, caps: Mapping[str, int]) -> str:
+    """Return the command that takes every cut row to the cap of its source."""
+    runs = run.folder.path.parent
+    # `extend` takes a source to the larger of its own cap and the one given: the smallest lifts none above its own
+    words = ["eagle3-data", "extend", str(run.recipe.file or run.recipe.name), "--max-new-tokens", min(caps.values())]
+    return shlex.join(map(str, [*words, *([] if runs == Path("runs") else ["--runs", runs])]))
 
 
 def tools_warnings(run: Run, target: Target) -> tuple[str, ...]:
@@ -311,7 +359,7 @@ def _counted(source: Any) -> SourceCounts:
     )
 
 
-def _caps(run: Run) -> dict[str, int]:
+def caps_of(run: Run) -> dict[str, int]:
     """Return the cap of every source, `auto` taken from the pilot.
 
     Raises:
@@ -357,8 +405,7 @@ def _identity(run: Run, target: Target) -> dict[str, Any]:
 
 def _api_key(recipe: Recipe) -> str | None:
     name = recipe.engine.api_key_env
-    # no key in the environment is a server without keys; a server that wants one says 401
-    return os.environ.get(name) or None if name else None
+    return None if name is None or recipe.engine.embedded else key_of(name, "engine.api_key_env")
 
 
 def _urls(recipe: Recipe, stack: contextlib.ExitStack) -> Sequence[str] | dict[str, float]:
@@ -375,15 +422,14 @@ def check_servers(recipe: Recipe, target: Target, urls: Sequence[str] = ()) -> S
     """Check every server of a recipe (or `urls`); the first one's facts stand for all, since others are refused later.
 
     Raises:
+        UsageError: the variable of the key is not set.
         EngineUnavailable, WrongModelError, EngineError: as `check_server`.
     """
+    api_key = _api_key(recipe)
 
     async def check() -> list[ServerInfo]:
         length = recipe.engine.context_length
-        return [
-            await check_server(url, target, _api_key(recipe), context_length=length)
-            for url in urls or recipe.engine.urls
-        ]
+        return [await check_server(url, target, api_key, context_length=length) for url in urls or recipe.engine.urls]
 
     return asyncio.run(check())[0]
 

@@ -10,7 +10,14 @@ from pathlib import Path
 
 from eagle3_data.generation import Progress
 from eagle3_data.generation.cluster import run_shards
-from eagle3_data.pipeline.answering import Generated, generate_shard, merge_locked
+from eagle3_data.pipeline.answering import (
+    Generated,
+    below_cap,
+    caps_of,
+    extend_command,
+    generate_shard,
+    merge_locked,
+)
 from eagle3_data.pipeline.opening import Run
 from eagle3_data.pipeline.preparing import prepare_locked
 from eagle3_data.progress import shown
@@ -34,12 +41,15 @@ def generate_on_ray(run: Run, address: str) -> Generated:
         results = run_shards(work, address, on_progress=on_progress)
     with run.folder.lock():
         counts = merge_locked(run)
+    caps = caps_of(run)
     return Generated(
         run.folder.path,
         counts,
         seconds=max(seconds for seconds, _, _ in results),
         tokens=sum(tokens for _, tokens, _ in results),
         interrupted=any(interrupted for _, _, interrupted in results),
+        below_cap={} if run.recipe.extend else below_cap(run, caps, counts),
+        go_on=extend_command(run, caps),
     )
 
 
