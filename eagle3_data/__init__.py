@@ -5,32 +5,11 @@ The other rooms are loaded when something of theirs is first used.
 """
 
 import importlib
-import os
-import signal
-import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-
-def _leave(*_: object) -> None:
-    os._exit(130)
-
-
-# Ctrl-C during the imports below, which last up to a second, ends the command line without a traceback: nothing was
-# begun yet. Only where this process is the command (its children are started otherwise); `cli.main` takes it back.
-if (
-    (
-        "".join(sys.orig_argv[1:2]).rpartition(os.sep)[2] == "eagle3-data"
-        or sys.orig_argv[1:3] == ["-m", f"{__name__}.cli"]
-    )
-    and threading.current_thread() is threading.main_thread()
-    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):
-    signal.signal(signal.SIGINT, _leave)
-
-from eagle3_data.sources import draw, load_source  # noqa: E402
+from eagle3_data.sources import draw, load_source
 
 if TYPE_CHECKING:
     from eagle3_data.generation import Generator, records

@@ -9,13 +9,12 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3_data import __version__, _leave
+from eagle3_data import __version__
 from eagle3_data.errors import Eagle3DataError
 
 Command = Callable[[argparse.Namespace], int]
@@ -32,8 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Command = options.command
     as_json = getattr(options, "progress", "") == "json"
     try:
-        if signal.getsignal(signal.SIGINT) is _leave:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         with _json_log() if as_json else contextlib.nullcontext(), machine_errors(Path(getattr(options, "runs", "."))):
             return command(options)
     except Eagle3DataError as error:

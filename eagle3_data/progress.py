@@ -100,7 +100,7 @@ def _hindrance(progress: Progress) -> str:
     """Return why rows do not go on as they should; "" when they do, or when all is over."""
     if progress.draining and not progress.finished:
         answers = "1 answer" if progress.in_flight == 1 else f"{progress.in_flight:,} answers"
-        return f"stopping: waiting for {answers} in flight; a second Ctrl-C stops at once"
+        return f"stopping: waiting for {answers} in flight; Ctrl-C now gives them up"
     return progress.paused
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import datasets
 import pyarrow.parquet as pq
 import pytest
-from pipeline_support import ENVIRONMENT, call, command, glaive_file, parquet_bytes, recipe, server, smollm2_folder
+from pipeline_support import call, command, glaive_file, parquet_bytes, recipe, server, smollm2_folder
 from servers.generate_server import continuation, crc_of
 
 ROWS = 120
@@ -184,20 +184,6 @@ def test_ctrl_c_drains_and_says_how_to_go_on(tokenizer: Path, data: Path, tmp_pa
         assert drained < ROWS
         call("run", path, cwd=tmp_path)
         assert len(asked(tmp_path)) == ROWS, "requests in flight at Ctrl-C were lost"
-
-
-@pytest.mark.parametrize("module", ["numpy", "pyarrow", "huggingface_hub"])
-def test_ctrl_c_during_the_imports_is_no_traceback(
-    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ENVIRONMENT, "PYTHONPROFILEIMPORTTIME", "1")  # tells on stderr what is imported
-    process = command("plan", tmp_path / "absent.yaml", cwd=tmp_path)
-    assert process.stderr is not None
-    while (line := process.stderr.readline()) and f" {module}." not in line:
-        pass
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in err, err
 
 
 def test_progress_in_json_is_json_alone(tokenizer: Path, data: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_piped_text_tells_of_pauses_and_draining_at_once(capsys: pytest.CaptureF
     assert len(lines) == 5, lines
     assert all(line.startswith("4 of 10 rows") for line in lines)
     assert lines[1].endswith("no server answers") and "no server" not in lines[2]
-    assert lines[3].endswith("waiting for 3 answers in flight; a second Ctrl-C stops at once")
+    assert lines[3].endswith("waiting for 3 answers in flight; Ctrl-C now gives them up")
     assert "Ctrl-C" not in lines[4]
 
 

@@ -7,15 +7,12 @@ and the accounts in the manifest.
 import asyncio
 import contextlib
 import json
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow.compute as pc
-import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 
 from eagle3_data import __version__
@@ -27,78 +24,14 @@ from eagle3_data.generation.server_check import ServerInfo, check_server
 from eagle3_data.generation.writing import SourceCounts, write_records
 from eagle3_data.pipeline.keys import key_of
 from eagle3_data.pipeline.opening import Run, guard_identity
+from eagle3_data.pipeline.outcome import Generated, below_cap, extend_command
 from eagle3_data.pipeline.preparing import prepare_locked
-from eagle3_data.pipeline.showing import show_table
 from eagle3_data.progress import Listener, shown
 from eagle3_data.recipe import AUTO, Recipe, parse_recipe
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.target import Target
 
 _LOCK_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Generated:
-    """How generation ended: counts of every source as they stand on disk, earlier runs' included.
-
-    `below_cap` are, by source, the rows cut at an earlier, lower cap than today's, and `go_on` the command for them.
-    """
-
-    folder: Path
-    counts: Mapping[str, SourceCounts]
-    seconds: float = 0.0
-    tokens: int = 0
-    interrupted: bool = False
-    shard: tuple[int, int] | None = None
-    warnings: tuple[str, ...] = ()
-    below_cap: Mapping[str, int] = field(default_factory=dict)
-    go_on: str = ""
-
-    @property
-    def failed(self) -> int:
-        """Rows that failed; the next run tries them again."""
-        return sum(counts.failed for counts in self.counts.values())
-
-    @property
-    def exit_status(self) -> int:
-        """0 when every row has its answer, 1 when some failed, 130 when interrupted."""
-        return 130 if self.interrupted else int(self.failed > 0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the counts, ready for JSON."""
-        return {
-            "folder": str(self.folder),
-            "sources": {name: asdict(counts) for name, counts in self.counts.items()},
-            "seconds": round(self.seconds, 3),
-            "completion_tokens_this_time": self.tokens,
-            "interrupted": self.interrupted,
-            "shard": list(self.shard) if self.shard else None,
-            "warnings": list(self.warnings),
-            "below_cap": dict(self.below_cap),
-        }
-
-    def to_text(self) -> str:
-        """Return the table of records, failed, skipped and truncated rows."""
-        rows: list[list[str | int]] = [
-            [name, c.records, c.failed, c.skipped, c.missing, c.truncated, c.prompt_tokens, c.completion_tokens]
-            for name, c in self.counts.items()
-        ]
-        notes = []
-        if self.tokens:
-            rate = self.tokens / max(self.seconds, 1e-9)
-            notes.append(f"{self.tokens:,} completion tokens in {self.seconds:,.1f} s ({rate:,.0f} tokens/s)")
-        if self.failed:
-            notes.append(f"{self.failed:,} rows failed, see {self.folder / 'failures.parquet'}; run again to retry")
-        if forged := sum(counts.forged for counts in self.counts.values()):
-            notes.append(f"{forged:,} records have a text that spells a control token of the target")
-        if below := sum(self.below_cap.values()):
-            cut = "1 row was" if below == 1 else f"{below:,} rows were"
-            notes.append(f"{cut} cut at a lower cap than today's; go on from there with: {self.go_on}")
-        if self.interrupted:
-            notes.append("interrupted: run the same command again to go on where it stopped")
-        notes += [f"warning: {warning}" for warning in self.warnings]
-        columns = ["source", "records", "failed", "skipped", "missing", "truncated", "prompt tokens", "output tokens"]
-        return show_table("Records", columns, rows, *notes, f"records: {self.folder / 'records'}")
 
 
 def load_target(recipe: Recipe) -> Target:
@@ -288,24 +221,6 @@ def _work(
         {} if shard is not None or extend else below_cap(run, caps, counts),
         extend_command(run, caps),
     )
-
-
-def below_cap(run: Run, caps: Mapping[str, int], counts: Mapping[str, SourceCounts]) -> dict[str, int]:
-    """Return how many records of each source were cut at a lower cap than `caps`; sources without any are absent."""
-    found = {}
-    for name, cap in caps.items():
-        if counts[name].truncated:
-            cut = (pds.field("finish_reason") == "length_cap") & (pds.field("max_new_tokens") < cap)
-            found[name] = pds.dataset(run.folder.records_path(name), format="parquet").count_rows(filter=cut)
-    return {name: rows for name, rows in found.items() if rows}
-
-
-def extend_command(run: Run, caps: Mapping[str, int]) -> str:
-    """Return the command that takes every cut row to the cap of its source."""
-    runs = run.folder.path.parent
-    # `extend` takes a source to the larger of its own cap and the one given: the smallest lifts none above its own
-    words = ["eagle3-data", "extend", str(run.recipe.file or run.recipe.name), "--max-new-tokens", min(caps.values())]
-    return shlex.join(map(str, [*words, *([] if runs == Path("runs") else ["--runs", runs])]))
 
 
 def tools_warnings(run: Run, target: Target) -> tuple[str, ...]:

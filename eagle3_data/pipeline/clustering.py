@@ -10,15 +10,9 @@ from pathlib import Path
 
 from eagle3_data.generation import Progress
 from eagle3_data.generation.cluster import run_shards
-from eagle3_data.pipeline.answering import (
-    Generated,
-    below_cap,
-    caps_of,
-    extend_command,
-    generate_shard,
-    merge_locked,
-)
+from eagle3_data.pipeline.answering import caps_of, generate_shard, merge_locked
 from eagle3_data.pipeline.opening import Run
+from eagle3_data.pipeline.outcome import Generated, below_cap, extend_command
 from eagle3_data.pipeline.preparing import prepare_locked
 from eagle3_data.progress import shown
 from eagle3_data.recipe import parse_recipe

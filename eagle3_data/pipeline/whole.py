@@ -10,9 +10,10 @@ from typing import Any
 from eagle3_data.errors import UsageError
 from eagle3_data.generation.check import CheckReport, check
 from eagle3_data.lengths import LengthReport
-from eagle3_data.pipeline.answering import Generated, generate_locked
+from eagle3_data.pipeline.answering import generate_locked
 from eagle3_data.pipeline.describing import describe, target_of
 from eagle3_data.pipeline.opening import Run
+from eagle3_data.pipeline.outcome import Generated
 from eagle3_data.pipeline.preparing import Prepared, prepare_locked
 from eagle3_data.publishing import PublishReport, publish, write_card
 
