@@ -19,6 +19,7 @@ from eagle3_data.generation.entry import State
 from eagle3_data.run_folder import RunFolder
 
 SEED = 11
+LINE_BYTES = 14  # of the servers' log, a request each
 
 
 def job(*arguments: str) -> "multiprocessing.process.BaseProcess":
@@ -50,12 +51,17 @@ def answered(run: RunFolder) -> set[int]:
     return {int(crc) for state, crc in zip(states, crcs, strict=True) if State(state).done}
 
 
+def asked_bytes(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
 @pytest.mark.parametrize(
     ("rows", "kills"),
     [(300, 6), pytest.param(6000, 100, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
 )
 def test_torture(tmp_path: Path, rows: int, kills: int) -> None:
     luck = random.Random(SEED)
+    total = rows + rows // 2
     calm, wild = RunFolder(tmp_path / "calm"), RunFolder(tmp_path / "wild")
     server = ServerProcess("--faults", str(SEED), "--share", "0")
     process = job(str(calm.path), "--urls", server.url, "--rows", str(rows))
@@ -73,7 +79,13 @@ def test_torture(tmp_path: Path, rows: int, kills: int) -> None:
     try:
         while killed < kills:
             process = job(*arguments)
-            process.join(luck.uniform(0.1, 0.9))
+            # By what it has asked and not by the clock, or a fast machine would be done before the last kill.
+            early = luck.random() < 0.3
+            before = asked_bytes(log)
+            share = 0 if early else luck.uniform(0, 1.2 * total / kills) * LINE_BYTES
+            while process.is_alive() and asked_bytes(log) - before < share:
+                time.sleep(0.002)
+            process.join(luck.uniform(0.1, 0.5) if early else 0)
             if process.exitcode is not None:
                 assert process.exitcode == 0
                 break
@@ -83,7 +95,7 @@ def test_torture(tmp_path: Path, rows: int, kills: int) -> None:
             killed += 1
             # Requests that were under way reach the log a moment later.
             time.sleep(0.05)
-            known.append((log.stat().st_size if log.exists() else 0, answered(wild)))
+            known.append((asked_bytes(log), answered(wild)))
             if luck.random() < 0.2:
                 victim = luck.choice(servers)
                 victim.kill()
@@ -102,5 +114,5 @@ def test_torture(tmp_path: Path, rows: int, kills: int) -> None:
         assert not later & done, "a prompt whose answer was in the journal was asked again"
     assert failures(wild) == failures(calm)
     assert records(wild) == records(calm)
-    total = sum(pq.read_metadata(path).num_rows for path in wild.path.glob("records/*/*.parquet"))
-    assert total + len(failures(wild)) == rows + rows // 2
+    written = sum(pq.read_metadata(path).num_rows for path in wild.path.glob("records/*/*.parquet"))
+    assert written + len(failures(wild)) == total
