@@ -12,8 +12,9 @@ from generation_support import PlainTarget, ServerProcess, prompts, serving
 from servers.generate_server import GenerateServer
 
 from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
-from eagle3_data.generation import Generator, RetryPolicy, endpoints, run_generation
-from eagle3_data.generation.endpoints import Endpoint, Endpoints
+from eagle3_data.generation import Generator, RetryPolicy, run_generation
+from eagle3_data.generation.endpoint import Endpoint
+from eagle3_data.generation.endpoints import Endpoints
 from eagle3_data.generation.server_facts import open_session
 
 QUICK = RetryPolicy(attempts=3, first_wait=0.01, longest_wait=0.05)
@@ -186,7 +187,7 @@ def test_a_window_that_refusals_shut_opens_by_the_clock(monkeypatch: pytest.Monk
     endpoint.outstanding = 1
     endpoint.grow()
     assert endpoint.limit == 1.0  # refused a moment ago
-    monkeypatch.setattr(endpoints, "_CALM_SECONDS", 0.0)
+    monkeypatch.setattr("eagle3_data.generation.endpoint._CALM_SECONDS", 0.0)
     seconds = 0
     while endpoint.limit < 64.0:
         endpoint.outstanding = int(endpoint.limit)

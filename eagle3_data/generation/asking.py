@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from eagle3_data.errors import EngineError
-from eagle3_data.generation.endpoints import Endpoint, Endpoints
+from eagle3_data.generation.endpoint import Endpoint
+from eagle3_data.generation.endpoints import Endpoints
 from eagle3_data.generation.entry import Ids
 from eagle3_data.generation.sglang import Answer, AnswerError, AnswerReader, RequestBody, error_text
 from eagle3_data.generation.wire import Wire

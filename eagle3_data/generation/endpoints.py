@@ -17,6 +17,7 @@ import aiohttp
 from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
 from eagle3_data.generation.address import Address
 from eagle3_data.generation.budget import ContextLimits
+from eagle3_data.generation.endpoint import Endpoint
 from eagle3_data.generation.server_facts import ServerFacts, fetch_facts, fetch_load, is_healthy
 
 logger = logging.getLogger(__name__)
@@ -24,55 +25,10 @@ logger = logging.getLogger(__name__)
 Concurrency = int | Literal["auto"]
 
 _TICK_SECONDS: Final = 1.0
-_CALM_SECONDS: Final = 5.0  # how long a server that refused is not asked for more at once
 _RETURN_SECONDS: Final = (0.5, 15.0)  # first and longest wait between looks at a lost server
 _FIRST_LIMIT: Final = 64  # where a server that reports its load starts to be explored
 _BLIND_LIMIT: Final = 256  # for one that tells neither load nor slots
-_HIGHEST_LIMIT: Final = 8192
-_MANY: Final = 3  # one refusal to so many accepted requests means a full server; fewer are its moods
 _SPARE: Final = 10  # one request in so many may wait at a server, so that a free place is filled at once
-
-
-class Endpoint:
-    """One server, with the requests it has and may have."""
-
-    def __init__(self, url: str, weight: float, limit: float, auto: bool) -> None:
-        self.url = url
-        self.weight = weight
-        self.limit = limit
-        self.outstanding = 0
-        self.up = False
-        self.facts = ServerFacts(url)
-        self.losses = 0
-        self.answers = 0.0  # of late
-        self._refusals = 0.0
-        self._ceiling = float(_HIGHEST_LIMIT) if auto else limit
-        self._refused_at = -_CALM_SECONDS
-
-    @property
-    def free(self) -> bool:
-        """Whether it is up and has a place."""
-        return self.up and self.outstanding < self.limit
-
-    def refused(self) -> None:
-        """Take note of a 429 or 503: where they are many, what is in flight beside it is what the server takes."""
-        self._refusals += 1
-        if self._refusals * _MANY > self.answers + self.outstanding:
-            self.limit = max(1.0, min(self.limit, float(self.outstanding)))
-            self._refused_at = time.monotonic()
-
-    def forget(self) -> None:
-        """Let older answers and refusals count less; called once a second."""
-        self.answers /= 2
-        self._refusals /= 2
-
-    def grow(self, ceiling: float = math.inf) -> None:
-        """Allow half as many again, if all places are taken and nothing was refused for some seconds.
-
-        By the clock and not by answers: where an answer takes an hour, a window that an outage shut would stay small.
-        """
-        if self.outstanding >= self.limit - 1 and time.monotonic() - self._refused_at >= _CALM_SECONDS:
-            self.limit = max(self.limit, min(self._ceiling, ceiling, self.limit * 1.5 + 1))
 
 
 class Endpoints:

@@ -20,7 +20,7 @@ import uvloop
 from datasets import Dataset
 
 from eagle3_data.errors import EngineError
-from eagle3_data.generation.endpoints import Endpoint
+from eagle3_data.generation.endpoint import Endpoint
 from eagle3_data.generation.entry import Entry, State
 from eagle3_data.generation.pending import PendingSource, pending_sources
 from eagle3_data.generation.progress import Progress, Rate, recount

@@ -20,7 +20,8 @@ from eagle3_data.errors import DataError, UsageError
 from eagle3_data.generation.asking import RetryPolicy, RowError
 from eagle3_data.generation.budget import truncation
 from eagle3_data.generation.connection import Connection, Connections
-from eagle3_data.generation.endpoints import Concurrency, Endpoint
+from eagle3_data.generation.endpoint import Endpoint
+from eagle3_data.generation.endpoints import Concurrency
 from eagle3_data.generation.entry import STATE_OF, Entry, Head, Ids, State, prompt_crc
 from eagle3_data.generation.extension import Extend, ladder
 from eagle3_data.generation.journal import Journal
