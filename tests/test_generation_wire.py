@@ -337,9 +337,10 @@ def test_a_broken_reply(run: Run, name: str) -> None:
     run(work())
 
 
-@pytest.mark.parametrize(
-    "sent", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok", b"HTTP/1.1 200 OK\r\n\r\nok"]
-)
+UNFINISHED = [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok", b"HTTP/1.1 200 OK\r\n\r\nok"]
+
+
+@pytest.mark.parametrize("sent", UNFINISHED)
 def test_a_connection_that_is_reset(run: Run, sent: bytes) -> None:
     """Even where the end of the connection would be the end of the reply."""
 
@@ -654,9 +655,7 @@ def test_an_end_while_the_connection_is_made(run: Run, end: str) -> None:
     run(work())
 
 
-@pytest.mark.parametrize(
-    "sent", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok", b"HTTP/1.1 200 OK\r\n\r\nok"]
-)
+@pytest.mark.parametrize("sent", UNFINISHED)
 def test_close_in_mid_request(run: Run, sent: bytes) -> None:
     """Whoever waits is told, also where the end of the connection would be the end of the reply."""
 

@@ -70,7 +70,7 @@ class GenerationRun:
     _draining: bool = False
     _stopped: bool = False
     _error: BaseException | None = None
-    _lost: bool = False
+    _give_up: bool = False
     _tokens: int = 0
     _in_flight: int = 0
     _wanted: int = 0
@@ -176,7 +176,7 @@ class GenerationRun:
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _TICK_SECONDS)
-            if self._tasks and not self._lost:
+            if self._tasks and not self._give_up:
                 await self._drain()
         finally:
             self._stop_rendering.set()
@@ -199,7 +199,7 @@ class GenerationRun:
                 self._error,
                 len(endpoints.working),
             )
-        while self._tasks and not self._lost:
+        while self._tasks and not self._give_up:
             for task in self._tasks - endpoints.working:
                 task.cancel()
             self._changed.clear()
@@ -288,10 +288,8 @@ class GenerationRun:
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
         # Where the servers are at fault, what they are still writing is worth an hour of theirs.
-        self._lost = self._lost or not isinstance(error, EngineError)
-        self._draining = True
-        self._stop_rendering.set()
-        self._notify()
+        self._give_up = self._give_up or not isinstance(error, EngineError)
+        self.drain()
 
     def _notify(self) -> None:
         self._changed.set()
