@@ -82,7 +82,7 @@ def _print(value: Any, text: Callable[[], str], options: argparse.Namespace) -> 
 
 # -- commands
 def _sources(options: argparse.Namespace) -> int:
-    from eagle3_data.pipeline import listing
+    from eagle3_data.pipeline import sources as listing
 
     _print(listing.describe_sources(), listing.sources_text, options)
     return 0
@@ -97,7 +97,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from eagle3_data import planning
+    from eagle3_data.pipeline import plan as planning
 
     result = planning.plan(_run(options))
     _print(result.to_dict(), result.to_text, options)
@@ -105,7 +105,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _pilot(options: argparse.Namespace) -> int:
-    from eagle3_data import planning
+    from eagle3_data.pipeline import plan as planning
 
     result = planning.pilot(_run(options), rows=options.rows, high_cap=options.high_cap)
     _print(result.to_dict(), result.to_text, options)
@@ -115,7 +115,12 @@ def _pilot(options: argparse.Namespace) -> int:
 def _generate(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
-    result = pipeline.generate(_run(options), shard=options.shard, ray_address=options.ray)
+    if options.ray is not None:
+        from eagle3_data.pipeline.generate_on_ray import generate_on_ray
+
+        result = generate_on_ray(_run(options), options.ray)
+    else:
+        result = pipeline.generate(_run(options), shard=options.shard)
     _print(result.to_dict(), result.to_text, options)
     return result.exit_status
 
@@ -139,7 +144,7 @@ def _check(options: argparse.Namespace) -> int:
 def _lengths(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
     from eagle3_data.lengths import compare_lengths
-    from eagle3_data.lengths.page import write_page
+    from eagle3_data.lengths.views.page import write_page
     from eagle3_data.run_folder import write_json
 
     report = pipeline.measure(options.dataset)
@@ -203,8 +208,8 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from eagle3_data.generation import embedded
-    from eagle3_data.pipeline.keys import key_of
+    from eagle3_data import engine as embedded
+    from eagle3_data.pipeline.opening import key_of
 
     embedded.serve(
         options.model,

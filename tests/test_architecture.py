@@ -1,6 +1,7 @@
-"""The house keeps its shape: imports point left, nothing imports the door, the public API is what it says."""
+"""The layers keep their order: imports point to earlier layers, in no circle; the public API is what it says."""
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,9 @@ import pytest
 import eagle3_data
 
 PACKAGE = Path(eagle3_data.__file__).parent
-ROOMS = ["sources", "target", "generation", "lengths", "publishing"]
-HALL = {"schema", "errors", "run_folder"}
-DOOR = {"recipe", "planning", "pipeline", "cli", "progress"}
+LAYERS = ["sources", "target", "engine", "generation", "check", "lengths", "publishing"]
+FOUNDATIONS = {"schema", "errors", "run_folder"}
+ENTRY_POINTS = {"recipe", "pipeline", "cli", "progress"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -27,16 +28,40 @@ def _imported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_left(path: Path) -> None:
+def test_imports_point_to_earlier_layers(path: Path) -> None:
     here = path.relative_to(PACKAGE).with_suffix("").parts[0]
     imported = {name.split(".")[0] for name in _imported(path)}
-    if here in HALL:
-        assert imported <= HALL, f"the hall imports {imported - HALL}"
-    elif here in ROOMS:
-        allowed = HALL | set(ROOMS[: ROOMS.index(here) + 1]) | {"__version__"}
+    if here in FOUNDATIONS:
+        assert imported <= FOUNDATIONS, f"a foundation imports {imported - FOUNDATIONS}"
+    elif here in LAYERS:
+        allowed = FOUNDATIONS | set(LAYERS[: LAYERS.index(here) + 1]) | {"__version__"}
         assert imported <= allowed, f"{here} imports {imported - allowed}"
     else:
-        assert here in DOOR | {"__init__"}, f"{here} belongs to no room"
+        assert here in ENTRY_POINTS | {"__init__"}, f"{here} belongs to no layer"
+
+
+def _module(name: str) -> str | None:
+    """Return the module that a dotted name below the package stands in: itself, its parent, or a package's file."""
+    for candidate in (name, name.rpartition(".")[0]):
+        path = PACKAGE.joinpath(*candidate.split(".")) if candidate else PACKAGE
+        if path.with_suffix(".py").is_file() and candidate:
+            return candidate
+        if (path / "__init__.py").is_file() and candidate:
+            return f"{candidate}.__init__"
+    return None
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Lazy imports count: a circle that is cut inside a function is a circle."""
+    graph = {}
+    for path in MODULES:
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        graph[name] = {found for imported in _imported(path) if (found := _module(imported)) and found != name}
+    order = TopologicalSorter(graph)
+    try:
+        order.prepare()
+    except CycleError as error:
+        pytest.fail("import circle: " + " -> ".join(reversed(error.args[1])))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

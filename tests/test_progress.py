@@ -8,7 +8,7 @@ import warnings
 import aiohttp
 import pytest
 
-from eagle3_data.generation.endpoints import Endpoints
+from eagle3_data.generation.client.servers import Endpoints
 from eagle3_data.generation.progress import Progress, SourceProgress
 from eagle3_data.progress import json_log, shown
 
@@ -43,7 +43,7 @@ def test_json_progress_is_json_lines_whatever_is_logged(capsys: pytest.CaptureFi
 
     with json_log(), shown("json") as show:
         show(look())
-        logging.getLogger("eagle3_data.generation.journal").warning('%s: 3 "damaged" bytes\nskipped', "a.log")
+        logging.getLogger("eagle3_data.generation.journal.journal").warning('%s: 3 "damaged" bytes\nskipped', "a.log")
         datasets.logging.get_logger("datasets.builder").error("from a library")
         warnings.warn("from Python", stacklevel=1)
         show(look(finished=True))

@@ -3,17 +3,17 @@
 What the rest of the house asks of this room.
 """
 
-from eagle3_data.generation.asking import RetryPolicy
 from eagle3_data.generation.budget import ContextLimits
+from eagle3_data.generation.client.retrying import RetryPolicy
 from eagle3_data.generation.extension import Extend
-from eagle3_data.generation.journal import Journal
-from eagle3_data.generation.pool import GenerationResult, GenerationRun, run_generation
+from eagle3_data.generation.generator import Generator
+from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.generation.progress import Progress, SourceProgress
-from eagle3_data.generation.prompt_table import PromptTable
-from eagle3_data.generation.records import STEP_FEATURES, records
-from eagle3_data.generation.rendered import RenderedPrompts
-from eagle3_data.generation.step import Generator
-from eagle3_data.generation.writing import SourceCounts, write_records
+from eagle3_data.generation.prompts.rendered import RenderedPrompts
+from eagle3_data.generation.prompts.table import PromptTable
+from eagle3_data.generation.records.columns import STEP_FEATURES, records
+from eagle3_data.generation.records.writer import SourceCounts, write_records
+from eagle3_data.generation.runner import GenerationResult, GenerationRun, run_generation
 
 __all__ = [
     "STEP_FEATURES",

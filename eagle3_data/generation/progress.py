@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from eagle3_data.generation.entry import Entry, State
+from eagle3_data.generation.journal.entry import Entry, State
 
 _WINDOW_SECONDS: Final = 60.0
 

@@ -4,12 +4,18 @@ from pathlib import Path
 from typing import Final
 
 from eagle3_data.lengths.advice import Advice, CapChoice, advise, choose_cap, expected_tokens
-from eagle3_data.lengths.comparison import Comparison, compare_lengths
-from eagle3_data.lengths.distribution import LengthCounts
-from eagle3_data.lengths.intervals import Interval, rows_for_cap, rows_for_quantile, rows_for_share, share_interval
-from eagle3_data.lengths.precision import Worth, worth_of_rows
 from eagle3_data.lengths.prompts import PromptReport, count_characters, prompt_report
 from eagle3_data.lengths.report import LengthReport, measure_lengths
+from eagle3_data.lengths.statistics.comparison import Comparison, compare_lengths
+from eagle3_data.lengths.statistics.distribution import LengthCounts
+from eagle3_data.lengths.statistics.intervals import (
+    Interval,
+    rows_for_cap,
+    rows_for_quantile,
+    rows_for_share,
+    share_interval,
+)
+from eagle3_data.lengths.statistics.precision import Worth, worth_of_rows
 
 # What `evaluate.load(str(TOKEN_LENGTHS), module_type="measurement")` takes.
 TOKEN_LENGTHS: Final = Path(__file__).with_name("token_lengths")

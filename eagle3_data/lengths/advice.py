@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from eagle3_data.lengths.censoring import (
+from eagle3_data.lengths.statistics.censoring import (
     Curve,
     SourceCurve,
     first_limit_at_most,
@@ -21,9 +21,9 @@ from eagle3_data.lengths.censoring import (
     share_above,
     upper_limit,
 )
-from eagle3_data.lengths.distribution import LengthCounts
-from eagle3_data.lengths.intervals import CONFIDENCE, Interval, rounded, rows_for_cap, share_interval
-from eagle3_data.lengths.tail import TailModel
+from eagle3_data.lengths.statistics.distribution import LengthCounts
+from eagle3_data.lengths.statistics.intervals import CONFIDENCE, Interval, rounded, rows_for_cap, share_interval
+from eagle3_data.lengths.statistics.tail import TailModel
 
 # SGLang clamps an answer without saying so when prompt + budget reach the context length, so two tokens stay free.
 CONTEXT_MARGIN: Final = 2
@@ -56,12 +56,6 @@ class CapChoice:
     def to_dict(self) -> dict[str, Any]:
         """Return the choice as JSON values."""
         return {**asdict(self), "smallest": self.smallest.to_dict()}
-
-    def sentence(self, source: str) -> str:
-        """Return the choice in plain words."""
-        from eagle3_data.lengths.advice_words import choice_sentence
-
-        return choice_sentence(source, self)
 
 
 def choose_cap(

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from eagle3_data.errors import DataError
-from eagle3_data.lengths import wording
-from eagle3_data.lengths.distribution import Ints, LengthCounts, checked_lengths
-from eagle3_data.lengths.intervals import CONFIDENCE, rounded, share_interval
 from eagle3_data.lengths.reading import Sums
+from eagle3_data.lengths.statistics.distribution import Ints, LengthCounts, checked_lengths
+from eagle3_data.lengths.statistics.intervals import CONFIDENCE, rounded, share_interval
 from eagle3_data.lengths.summary import distribution, ratio_interval
+from eagle3_data.lengths.views import wording
 
 if TYPE_CHECKING:  # only a type: to measure lengths no client of an engine is needed
     from eagle3_data.generation.budget import ContextLimits

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.lengths.distribution import CUTOFFS, Flags, Ints, Tally, checked_lengths
+from eagle3_data.lengths.statistics.distribution import CUTOFFS, Flags, Ints, Tally, checked_lengths
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.schema import FINISH_REASONS
 

@@ -15,12 +15,12 @@ import datasets
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.lengths import reading, summary
 from eagle3_data.lengths.advice import advise
-from eagle3_data.lengths.advice_words import advice_sentences, report_sentences
-from eagle3_data.lengths.censoring import Curve, SourceCurve
-from eagle3_data.lengths.distribution import LengthCounts
-from eagle3_data.lengths.intervals import CONFIDENCE, rounded
 from eagle3_data.lengths.reading import MEASURES, SourceTally, Unfinished
-from eagle3_data.lengths.tail import TailModel, fit_tail
+from eagle3_data.lengths.statistics.censoring import Curve, SourceCurve
+from eagle3_data.lengths.statistics.distribution import LengthCounts
+from eagle3_data.lengths.statistics.intervals import CONFIDENCE, rounded
+from eagle3_data.lengths.statistics.tail import TailModel, fit_tail
+from eagle3_data.lengths.views.advice import advice_sentences, report_sentences
 from eagle3_data.run_folder import RunFolder, write_json
 
 FORMAT: Final = 1
@@ -55,13 +55,13 @@ class LengthReport:
 
     def to_text(self, width: int | None = None, *, full: bool = False) -> str:
         """Return the report for a terminal of `width` columns: a compact view, or (`full`) every interval."""
-        from eagle3_data.lengths.text import to_text
+        from eagle3_data.lengths.views.text import to_text
 
         return to_text(self.values, width, full=full)
 
     def to_markdown(self) -> str:
         """Return the report as Markdown tables for the card, headings from level 3 down."""
-        from eagle3_data.lengths.markdown import to_markdown
+        from eagle3_data.lengths.views.markdown import to_markdown
 
         return to_markdown(self.values)
 

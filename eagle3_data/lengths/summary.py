@@ -8,9 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eagle3_data.lengths.censoring import Curve, MixtureCurve, SourceCurve, quantile, share_above
-from eagle3_data.lengths.distribution import QUANTILES, THRESHOLDS, LengthCounts
-from eagle3_data.lengths.intervals import (
+from eagle3_data.lengths.reading import SourceTally, Sums, Unfinished
+from eagle3_data.lengths.statistics.censoring import Curve, MixtureCurve, SourceCurve, quantile, share_above
+from eagle3_data.lengths.statistics.distribution import QUANTILES, THRESHOLDS, LengthCounts
+from eagle3_data.lengths.statistics.intervals import (
     CONFIDENCE,
     Interval,
     mean_interval,
@@ -18,7 +19,6 @@ from eagle3_data.lengths.intervals import (
     rounded,
     share_interval,
 )
-from eagle3_data.lengths.reading import SourceTally, Sums, Unfinished
 from eagle3_data.schema import FINISH_REASONS
 
 Weighted = Sequence[tuple[float, SourceTally]]

@@ -1,12 +1,16 @@
 """The stages of a run in their order, on a run folder; each can be run again and does only what is missing."""
 
-from eagle3_data.pipeline.answering import extend, generate, load_target, merge
-from eagle3_data.pipeline.describing import card, check, measure
+from eagle3_data.pipeline.card import card
+from eagle3_data.pipeline.check import check
+from eagle3_data.pipeline.export import export
+from eagle3_data.pipeline.generate import extend, generate, load_target, merge
+from eagle3_data.pipeline.generated import Generated
+from eagle3_data.pipeline.lengths import measure
 from eagle3_data.pipeline.opening import Run, open_run
-from eagle3_data.pipeline.outcome import Generated
-from eagle3_data.pipeline.preparing import Prepared, prepare
-from eagle3_data.pipeline.products import export, publish, vocabulary
-from eagle3_data.pipeline.whole import Finished, run
+from eagle3_data.pipeline.prepare import Prepared, prepare
+from eagle3_data.pipeline.publish import publish
+from eagle3_data.pipeline.run import Finished, run
+from eagle3_data.pipeline.vocab import vocabulary
 
 __all__ = [
     "Finished",

@@ -3,12 +3,13 @@
 Goes in: a recipe and the folder of runs. Comes out: a `Run` that every stage takes.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3_data.errors import IdentityError
+from eagle3_data.errors import IdentityError, UsageError
 from eagle3_data.recipe import Recipe, load_recipe
 from eagle3_data.run_folder import RunFolder
 
@@ -57,3 +58,23 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from _flat(item, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", item
+
+
+def key_of(variable: str, asked_by: str) -> str:
+    """Return the key that a variable holds.
+
+    Args:
+        variable: the name of the variable.
+        asked_by: the recipe's field or the option that names it.
+
+    Raises:
+        UsageError: it is not set, or empty.
+    """
+    key = os.environ.get(variable)
+    if key is None or not key.strip():
+        fault = "not set" if key is None else "empty"
+        raise UsageError(
+            f"{asked_by}: the environment variable {variable} is {fault}; put the key into it, or leave {asked_by} "
+            "out where no key is wanted"
+        )
+    return key

@@ -1,11 +1,8 @@
 """From a finished run to a version on the Hub, and from a version to what trainers read."""
 
-from eagle3_data.publishing.card import render_card, template_path, write_card
-from eagle3_data.publishing.exports import ExportReport, export
-from eagle3_data.publishing.hub import publish
-from eagle3_data.publishing.report import PublishReport
-from eagle3_data.publishing.training import to_training
-from eagle3_data.publishing.versions import (
+from eagle3_data.publishing.card.card import render_card, template_path, write_card
+from eagle3_data.publishing.hub.client import publish
+from eagle3_data.publishing.hub.versions import (
     RowVersion,
     fetch_recipe,
     history,
@@ -13,7 +10,10 @@ from eagle3_data.publishing.versions import (
     load_version,
     missing_prompts,
 )
-from eagle3_data.publishing.vocabulary import (
+from eagle3_data.publishing.report import PublishReport
+from eagle3_data.publishing.training.exports import ExportReport, export
+from eagle3_data.publishing.training.rows import to_training
+from eagle3_data.publishing.training.vocabulary import (
     DraftVocabulary,
     TokenCounts,
     build_vocabulary,

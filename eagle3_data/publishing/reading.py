@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.publishing.repository import Repository, parse_repo
+from eagle3_data.publishing.hub.repository import Repository, parse_repo
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.schema import RECORD_FEATURES, arrow_schema
 

@@ -98,11 +98,11 @@ def run_without(run: RunFolder, drop: Sequence[str], folder: Path) -> RunFolder:
     report = measure_lengths(made)
     report.write(made.lengths_path)
     if run.page_path.is_file():
-        from eagle3_data.lengths.page import write_page
+        from eagle3_data.lengths.views.page import write_page
 
         write_page(report, made.page_path, f"Lengths of {run.path.name}")
     if run.figures_path.is_dir() and importlib.util.find_spec("matplotlib") is not None:
-        from eagle3_data.lengths.figures import write_figures
+        from eagle3_data.lengths.views.figures import write_figures
 
         write_figures(report, made.figures_path)
     return made

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.publishing.card_facts import SPLITS, caps
-from eagle3_data.publishing.hub_errors import redact
+from eagle3_data.publishing.card.facts import SPLITS, caps
+from eagle3_data.publishing.hub.errors import redact
 from eagle3_data.run_folder import RunFolder
 
 RECIPE: Final = "recipe.yaml"

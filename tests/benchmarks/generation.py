@@ -31,10 +31,10 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from batching_server import BatchingServer
-from generation_support import PlainTarget, serving
+from support.generation import PlainTarget, serving
 
 from eagle3_data.generation import Generator, Journal, run_generation, write_records
-from eagle3_data.generation.entry import Entry, State, prompt_crc
+from eagle3_data.generation.journal.entry import Entry, State, prompt_crc
 from eagle3_data.run_folder import RunFolder
 
 HERE = Path(__file__).parent

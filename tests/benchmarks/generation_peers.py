@@ -29,9 +29,12 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import orjson
-from generation import answering_stub, bare_pool, ours, write_prompts
 
-SHARED = Path(os.environ.get("EAGLE3_DATA_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from generation import answering_stub, bare_pool, ours, write_prompts
+from support.shared import SHARED
+
 TOKENIZER = SHARED / "tokenizers" / "qwen3"
 PEER = "speculators regenerate-responses"
 HOW_TO_INSTALL = "python -m venv VENV && VENV/bin/pip install speculators, then --speculators VENV"

@@ -24,14 +24,14 @@ import pyarrow.parquet as pq
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
-from run_folders import SOURCES, make_run  # noqa: E402
-from servers.hub import WRITER  # noqa: E402
-from servers.hub_client import TestHub  # noqa: E402
+from support.hub_client import TestHub  # noqa: E402
+from support.hub_server import WRITER  # noqa: E402
+from support.run_folders import SOURCES, make_run  # noqa: E402
 
-from eagle3_data.publishing.exports import export  # noqa: E402
 from eagle3_data.publishing.reading import open_records  # noqa: E402
-from eagle3_data.publishing.training import to_training  # noqa: E402
-from eagle3_data.publishing.vocabulary import count_tokens  # noqa: E402
+from eagle3_data.publishing.training.exports import export  # noqa: E402
+from eagle3_data.publishing.training.rows import to_training  # noqa: E402
+from eagle3_data.publishing.training.vocabulary import count_tokens  # noqa: E402
 from eagle3_data.run_folder import RunFolder  # noqa: E402
 from eagle3_data.schema import RECORD_FEATURES, arrow_schema  # noqa: E402
 

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,12 @@ from typing import Any
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from support.shared import SHARED
+
 from eagle3_data.target import Target
 
-SHARED = Path(os.environ.get("EAGLE3_DATA_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 TOKENIZERS = ("kimi-k2.5", "qwen3", "deepseek-v3.1", "smollm2")
 GOALS = {"kimi-k2.5": 8.0}
 

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eagle3_data.errors import UsageError
-from eagle3_data.lengths.distribution import Ints, checked_lengths
-from eagle3_data.lengths.intervals import CONFIDENCE
 from eagle3_data.lengths.reading import SourceTally
+from eagle3_data.lengths.statistics.distribution import Ints, checked_lengths
+from eagle3_data.lengths.statistics.intervals import CONFIDENCE
 from eagle3_data.lengths.summary import distribution
 from eagle3_data.schema import FINISH_REASONS
 

@@ -1,0 +1,166 @@
+"""A Generator's way to its servers: made at the first row, once for each event loop, and closed together.
+
+Goes in: URLs and how to ask them. Comes out: endpoints to choose from and an asker, on the running loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import aiohttp
+
+from eagle3_data.generation.client.facts import ServerFacts, open_session
+from eagle3_data.generation.client.protocol import AnswerReader, RequestBody
+from eagle3_data.generation.client.retrying import Asker, RetryPolicy
+from eagle3_data.generation.client.servers import Concurrency, Endpoints
+from eagle3_data.generation.progress import Progress
+
+
+class Connection:
+    """A session, its servers and who asks them, on one event loop."""
+
+    def __init__(self, session: aiohttp.ClientSession, endpoints: Endpoints, asker: Asker) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.session = session
+        self.endpoints = endpoints
+        self.asker = asker
+
+    async def close(self) -> None:
+        """End requests, background work and connections."""
+        try:
+            await self.asker.close()  # first: a request that ends may still make work for the others
+        finally:
+            try:
+                await self.endpoints.close()
+            finally:
+                await self.session.close()
+
+    def abandon(self) -> None:
+        """Close from outside the loop, which is not running any more."""
+        if not self.loop.is_closed() and not self.loop.is_running():
+            self.loop.run_until_complete(self.close())
+
+
+class Connections:
+    """Makes the connection of a loop when it is first needed.
+
+    Args:
+        urls: roots of the servers; a mapping gives each its share of the work.
+        body: builds the requests.
+        vocabulary_size: ids from this on cannot be the target's.
+        policy: how stubborn to be.
+        concurrency, api_key, context_length, request_timeout, patience: as `Generator`.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str] | Mapping[str, float],
+        body: RequestBody,
+        vocabulary_size: int,
+        policy: RetryPolicy,
+        *,
+        concurrency: Concurrency,
+        api_key: str | None,
+        context_length: int | None,
+        request_timeout: float,
+        patience: float,
+    ) -> None:
+        self.pause_text = ""  # why no row moves, "" when they do
+        # Called with what the servers are before the first row is asked; raises where they must not be.
+        self.admit: Callable[[ServerFacts], None] = lambda facts: None
+        self._urls = dict(urls) if isinstance(urls, Mapping) else list(urls)
+        self._body = body
+        self._vocabulary_size = vocabulary_size
+        self._policy = policy
+        self._concurrency = concurrency
+        self._api_key = api_key
+        self._context_length = context_length
+        self._request_timeout = request_timeout
+        self._patience = patience
+        self._open: list[Connection] = []
+        self._asked_before: list[Asker] = []
+        self._opening: asyncio.Task[Connection] | None = None
+        self._endpoints()  # refuses wrong arguments now, not in the middle of map
+
+    def _endpoints(self) -> Endpoints:
+        return Endpoints(
+            self._urls,
+            self._concurrency,
+            context_length=self._context_length,
+            patience=self._patience,
+            on_pause=self._paused,
+        )
+
+    async def get(self) -> Connection:
+        """Return the connection of the running loop, made at the first call.
+
+        Raises:
+            EngineUnavailable, EngineError: as `Endpoints.start`.
+            Exception: what `admit` raises.
+            UsageError: the key cannot be used.
+        """
+        current = self.current
+        if current is not None:
+            return current
+        loop = asyncio.get_running_loop()
+        if self._opening is None or self._opening.get_loop() is not loop:
+            self._opening = loop.create_task(self._connect())
+        return await asyncio.shield(self._opening)
+
+    @property
+    def current(self) -> Connection | None:
+        """The connection of the running loop, if there is one yet."""
+        loop = asyncio.get_running_loop()
+        return self._open[-1] if self._open and self._open[-1].loop is loop else None
+
+    async def _connect(self) -> Connection:
+        self.abandon()
+        endpoints = self._endpoints()
+        asker = Asker(
+            endpoints,
+            self._body,
+            AnswerReader(self._vocabulary_size),
+            self._policy,
+            api_key=self._api_key,
+            request_timeout=self._request_timeout,
+        )
+        connection = Connection(open_session(self._api_key), endpoints, asker)
+        try:
+            await endpoints.start(connection.session)
+            assert endpoints.facts is not None
+            self.admit(endpoints.facts)
+        except BaseException:
+            await connection.close()
+            raise
+        self._open.append(connection)
+        return connection
+
+    async def close(self) -> None:
+        """Close the connection of the running loop; the next row makes a new one."""
+        loop = asyncio.get_running_loop()
+        while self._open and self._open[-1].loop is loop:
+            connection = self._open.pop()
+            self._asked_before.append(connection.asker)
+            await connection.close()
+        self._opening = None
+
+    def abandon(self) -> None:
+        """Close what is open, from outside its loop."""
+        while self._open:
+            self._open.pop().abandon()
+
+    def describe(self, progress: Progress) -> None:
+        """Fill in requests, retries, window, share of cached prompt tokens, and why nothing moves."""
+        askers = [*self._asked_before, *(connection.asker for connection in self._open)]
+        progress.requests = sum(asker.requests for asker in askers)
+        progress.retries = sum(asker.retries for asker in askers)
+        prompt = sum(asker.prompt_tokens for asker in askers)
+        progress.cached_share = sum(asker.cached_tokens for asker in askers) / prompt if prompt else 0.0
+        progress.paused = self.pause_text
+        if self._open:
+            progress.concurrency = self._open[-1].endpoints.capacity
+
+    def _paused(self, text: str) -> None:
+        self.pause_text = text

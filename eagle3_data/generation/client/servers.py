@@ -1,0 +1,330 @@
+"""The servers of a run: which one takes the next request, how many it may have, and what happens when one is lost.
+
+Goes in: URLs. Comes out: a server with a free place, for as long as a request needs it. A server that is lost leaves
+the choice and comes back by itself; when all are lost the run waits. All must serve the same model and weights.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import aiohttp
+
+from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
+from eagle3_data.generation.budget import ContextLimits
+from eagle3_data.generation.client.address import Address
+from eagle3_data.generation.client.facts import ServerFacts, fetch_facts, fetch_load, is_healthy
+from eagle3_data.generation.client.server import Endpoint
+
+logger = logging.getLogger(__name__)
+
+Concurrency = int | Literal["auto"]
+
+_TICK_SECONDS: Final = 1.0
+_RETURN_SECONDS: Final = (0.5, 15.0)  # first and longest wait between looks at a lost server
+_FIRST_LIMIT: Final = 64  # where a server that reports its load starts to be explored
+_BLIND_LIMIT: Final = 256  # for one that tells neither load nor slots
+_SPARE: Final = 10  # one request in so many may wait at a server, so that a free place is filled at once
+
+
+class Endpoints:
+    """All servers of a run. Belongs to one event loop.
+
+    Args:
+        urls: roots of the servers; a mapping gives each its share of the work.
+        concurrency: requests in flight over all servers, or "auto" to keep every server full without queueing.
+        context_length: where the servers do not tell theirs (sglang-router).
+        patience: seconds to wait for a server when all are lost.
+        on_pause: called with a sentence when the run starts to wait, and with "" when it goes on.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str] | Mapping[str, float],
+        concurrency: Concurrency = "auto",
+        *,
+        context_length: int | None = None,
+        patience: float = 3600.0,
+        on_pause: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        shares = dict(urls) if isinstance(urls, Mapping) else dict.fromkeys(urls, 1.0)
+        if not shares:
+            raise UsageError("engine.urls: no server given")
+        for url, weight in shares.items():
+            Address.of(url)
+            if not weight > 0:
+                raise UsageError(f"engine.urls: the weight of {url} must be above 0")
+        if concurrency != "auto" and (isinstance(concurrency, bool) or not concurrency >= 1):
+            raise UsageError(f"engine.concurrency: {concurrency!r} must be auto or a whole number from 1")
+        self._auto = concurrency == "auto"
+        total = sum(shares.values())
+        self.all = [
+            Endpoint(
+                url.rstrip("/"),
+                weight,
+                _FIRST_LIMIT if concurrency == "auto" else max(1.0, concurrency * weight / total),
+                self._auto,
+            )
+            for url, weight in shares.items()
+        ]
+        self.limits: ContextLimits | None = None
+        self.facts: ServerFacts | None = None
+        self.fatal: Exception | None = None
+        self._context_length = context_length
+        self._patience = patience
+        self._on_pause = on_pause
+        self._session: aiohttp.ClientSession | None = None
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._probes: dict[str, asyncio.Task[bool]] = {}
+        self._paused_since = 0.0
+        self._draining = False
+        self.working: set[asyncio.Task[Any] | None] = set()  # who holds a place
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self, session: aiohttp.ClientSession) -> None:
+        """Meet the servers. Those that do not answer are looked for later, as long as one does.
+
+        Raises:
+            EngineUnavailable: none answers.
+            EngineError: they differ, cut prompts, or do not tell their context length.
+        """
+        self._session = session
+        results = await asyncio.gather(
+            *(fetch_facts(session, endpoint.url, self._context_length) for endpoint in self.all),
+            return_exceptions=True,
+        )
+        failures: list[BaseException] = []
+        for endpoint, facts in zip(self.all, results, strict=True):
+            if isinstance(facts, ServerFacts):
+                self._admit(endpoint, facts)
+                continue
+            if not isinstance(facts, EngineUnavailable):
+                raise facts
+            failures.append(facts)
+        if len(failures) == len(self.all):
+            raise failures[0]
+        for endpoint in self.all:
+            if not endpoint.up:
+                logger.warning("%s does not answer; going on without it until it does", endpoint.url)
+                self._spawn(self._await_return(endpoint))
+        self._spawn(self._tune())
+
+    async def close(self) -> None:
+        """End all background work. The session stays open: it is the caller's."""
+        tasks: list[asyncio.Task[None] | asyncio.Task[bool]] = [*self._tasks, *self._probes.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.stop(error if isinstance(error, Exception) else EngineError(str(error)))
+
+    def drain(self) -> None:
+        """Give out no more places: a task that asks for one from now on is cancelled."""
+        self._draining = True
+
+    def stop(self, error: Exception) -> None:
+        """End the run: everyone who waits or asks from now on gets `error`."""
+        self.fatal = self.fatal or error
+        self._wake(len(self._waiting))
+
+    def _admit(self, endpoint: Endpoint, facts: ServerFacts) -> None:
+        """Take a server into the choice, if it serves what the others serve."""
+        if self.facts is None:
+            if facts.limits is None:
+                raise EngineError(
+                    f"{endpoint.url}: does not tell its context length (a router?); give engine.context_length"
+                )
+            self.facts, self.limits = facts, facts.limits
+        for name in ("model_path", "version", "weight_version"):
+            known, here = getattr(self.facts, name), getattr(facts, name)
+            if name == "model_path":  # the same model may lie in another folder of another machine
+                known, here = (value.rstrip("/").rpartition("/")[2] for value in (known, here))
+            if known and here and known != here:
+                raise EngineError(
+                    f"{endpoint.url} serves {name} {here!r} and {self.facts.url} {known!r}: one run needs the same "
+                    "everywhere; take one out of engine.urls. Finished rows are kept"
+                )
+        if facts.limits is not None and self.limits is not None:
+            self.limits &= facts.limits
+        endpoint.facts = facts
+        if self._auto and not endpoint.losses:
+            endpoint.limit = min(float(facts.slots or _BLIND_LIMIT), float(_FIRST_LIMIT))
+        endpoint.up = True
+        self._resume()
+
+    # --- places -------------------------------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """Requests that may be in flight now."""
+        return sum(int(endpoint.limit) for endpoint in self.all if endpoint.up) or 1
+
+    async def acquire(self, home: Endpoint | None = None) -> Endpoint:
+        """Return a server with a place taken: `home` if it is up, else the one with the least to do for its weight.
+
+        Raises:
+            EngineError, EngineUnavailable: the run is to stop.
+            CancelledError: no more requests are to start.
+        """
+        while True:
+            if self.fatal is not None:
+                raise self.fatal
+            if self._draining:
+                raise asyncio.CancelledError
+            chosen = home if home is not None and home.up else None
+            if chosen is None:
+                for endpoint in self.all:
+                    if endpoint.free and (
+                        chosen is None or endpoint.outstanding / endpoint.weight < chosen.outstanding / chosen.weight
+                    ):
+                        chosen = endpoint
+            if chosen is not None:
+                chosen.outstanding += 1
+                self.working.add(asyncio.current_task())
+                return chosen
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            try:
+                await future
+            except asyncio.CancelledError:
+                if future.done() and not future.cancelled():
+                    self._wake(1)
+                raise
+
+    def release(self, endpoint: Endpoint) -> None:
+        """Give a place back."""
+        endpoint.outstanding -= 1
+        self.working.discard(asyncio.current_task())
+        self._wake(1)
+
+    def _wake(self, count: int) -> None:
+        while count > 0 and self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                count -= 1
+
+    # --- loss and return ----------------------------------------------------------------------------------------
+
+    async def lost(self, endpoint: Endpoint) -> bool:
+        """Find out whether a server that broke a connection is lost; if so, take it out until it returns."""
+        if not endpoint.up:
+            return True
+        probe = self._probes.get(endpoint.url)
+        if probe is None:
+            probe = asyncio.get_running_loop().create_task(self._is_lost(endpoint))
+            self._probes[endpoint.url] = probe
+            probe.add_done_callback(lambda _: self._probes.pop(endpoint.url, None))
+        return await asyncio.shield(probe)
+
+    async def _is_lost(self, endpoint: Endpoint) -> bool:
+        assert self._session is not None
+        if await is_healthy(self._session, endpoint.url):
+            return False
+        if endpoint.up:
+            endpoint.up = False
+            endpoint.losses += 1
+            again = f" ({endpoint.losses} times so far)" if endpoint.losses > 1 else ""
+            rows = "go elsewhere" if any(other.up for other in self.all) else "wait"
+            logger.warning("%s is lost%s; its rows %s until it returns", endpoint.url, again, rows)
+            self._spawn(self._await_return(endpoint))
+            if not any(other.up for other in self.all):
+                self._paused_since = time.monotonic()
+                self._on_pause(
+                    f"no server answers ({', '.join(other.url for other in self.all)}): waiting for one to return; "
+                    "no row is given up"
+                )
+        return True
+
+    async def _await_return(self, endpoint: Endpoint) -> None:
+        assert self._session is not None
+        wait, longest = _RETURN_SECONDS
+        while not endpoint.up:
+            await asyncio.sleep(wait)
+            wait = min(longest, wait * 1.5)
+            if self._paused_since and time.monotonic() - self._paused_since > self._patience:
+                raise EngineUnavailable(
+                    f"no server of {', '.join(other.url for other in self.all)} answered for {self._patience:.0f} s; "
+                    "start one and run the same command again, finished rows are kept"
+                )
+            if await is_healthy(self._session, endpoint.url):
+                try:
+                    facts = await fetch_facts(self._session, endpoint.url, self._context_length)
+                except EngineUnavailable:
+                    continue
+                self._admit(endpoint, facts)
+                logger.warning("%s is back", endpoint.url)
+
+    def _resume(self) -> None:
+        if self._paused_since:
+            self._paused_since = 0.0
+            self._on_pause("")
+        self._wake(len(self._waiting))
+
+    # --- weights ------------------------------------------------------------------------------------------------
+
+    def check_weights(self, endpoint: Endpoint, version: str) -> None:
+        """Stop the run when an answer was written by other weights than the answers before it.
+
+        Raises:
+            EngineError: the versions differ.
+        """
+        facts = self.facts
+        if facts is None or not version or version == facts.weight_version:
+            return
+        if not facts.weight_version:
+            self.facts = ServerFacts(facts.url, facts.model_path, facts.version, version, facts.limits, facts.slots)
+            return
+        error = EngineError(
+            f"{endpoint.url}: the weights changed from {facts.weight_version!r} to {version!r} in mid-run; serve "
+            f"{facts.weight_version!r} again, or start a run of another name. Finished rows are kept"
+        )
+        self.stop(error)
+        raise error
+
+    # --- how many -----------------------------------------------------------------------------------------------
+
+    async def _tune(self) -> None:
+        """Follow each server's running and waiting counts: grow while nothing waits, shrink to what it runs.
+
+        A number that was given is only returned to.
+        """
+        assert self._session is not None
+        while True:
+            for endpoint in self.all:
+                endpoint.forget()
+                if not endpoint.up:
+                    continue
+                if not self._auto:
+                    endpoint.grow()
+                    continue
+                load = await fetch_load(self._session, endpoint.url)
+                slots = (load.slots if load else 0) or endpoint.facts.slots
+                if load is None:
+                    ceiling = float(slots + max(2, slots // _SPARE)) if slots else float(_BLIND_LIMIT)
+                    endpoint.grow(ceiling)
+                    continue
+                # A few waiting requests mean that a place that falls free is filled within the same step.
+                spare = max(2, load.running // _SPARE)
+                if load.waiting > 2 * spare:
+                    endpoint.limit = max(1.0, float(load.running + spare))
+                elif load.waiting < spare:
+                    # What waits may only wait for its prefill: then a little more shows whether there is room.
+                    room = spare - load.waiting if load.waiting else math.inf
+                    endpoint.grow(min(slots + max(2, slots // _SPARE) if slots else math.inf, endpoint.limit + room))
+            self._wake(len(self._waiting))
+            await asyncio.sleep(_TICK_SECONDS)

@@ -1,0 +1,361 @@
+"""The map step: one row of prompts in, the columns of one record out, through the journal.
+
+Goes in: rows with `sample_id`, `source` and either `input_ids` or `messages` and `tools`. Comes out: STEP_FEATURES.
+A row whose answer is in the journal costs no request; a failed one comes back as a value, never as an exception.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, Self
+
+import datasets
+import numpy as np
+
+from eagle3_data.errors import DataError, UsageError
+from eagle3_data.generation.budget import truncation
+from eagle3_data.generation.client.connections import Connection, Connections
+from eagle3_data.generation.client.facts import ServerFacts
+from eagle3_data.generation.client.protocol import RequestBody, complete_sampling
+from eagle3_data.generation.client.retrying import RetryPolicy, RowError
+from eagle3_data.generation.client.server import Endpoint
+from eagle3_data.generation.client.servers import Concurrency
+from eagle3_data.generation.extension import Extend, ladder
+from eagle3_data.generation.journal.entry import STATE_OF, Entry, Head, Ids, State, prompt_crc
+from eagle3_data.generation.journal.journal import Journal
+from eagle3_data.generation.journal.sharing import shared_journal
+from eagle3_data.generation.prompts.rendered import Renderer
+from eagle3_data.generation.records.columns import Reader, step_columns
+from eagle3_data.generation.storm import Storm
+from eagle3_data.schema import clean_messages
+
+# Below this many rows at once Dataset.map spins on the tasks that wait behind a slow one (60 CPU seconds where 3 do).
+_MAP_TASKS: Final = 200_000
+
+
+class Asked(Reader, Renderer, Protocol):
+    """What a Generator needs of a target: `eagle3_data.Target`."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids from this on are never sent."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer."""
+
+
+class Generator:
+    """Answers prompts with the target model behind `urls`; give `generate` to `Dataset.map`.
+
+    Args:
+        target: the model the drafter serves.
+        urls: roots of SGLang servers or routers; a mapping gives each server its share of the work.
+        sampling: temperature, top_p, …; what is left out gets SGLang's neutral value, never the model's own.
+        max_new_tokens: the cap of every source, or one number for all.
+        journal: folder of the journal.
+        api_key: sent as a bearer token; never stored.
+        concurrency: requests in flight over all servers, or "auto".
+        extend: continue rows that were cut at an older cap, up to `max_new_tokens`; or how far to take every cut row.
+        context_length: where the servers do not tell theirs (sglang-router).
+        request_timeout: seconds without a byte after which one request is given up and tried again.
+        patience: seconds to wait when no server answers, before the run stops.
+        retries: how often and how patiently to ask for one row.
+        max_failure_share: share of failed rows among the last hundred above which the run stops.
+        shard: (index, count): the share of rows this process works on.
+
+    Raises:
+        UsageError, RecipeError: an argument is wrong.
+        IdentityError, RunLocked, MachineError: as `Journal`.
+    """
+
+    def __init__(
+        self,
+        target: Asked,
+        urls: Sequence[str] | Mapping[str, float],
+        sampling: Mapping[str, float | int],
+        max_new_tokens: int | Mapping[str, int],
+        journal: Path | str,
+        *,
+        api_key: str | None = None,
+        concurrency: Concurrency = "auto",
+        extend: bool | Extend = False,
+        context_length: int | None = None,
+        request_timeout: float = 7200.0,
+        patience: float = 3600.0,
+        retries: RetryPolicy | None = None,
+        max_failure_share: float = 0.5,
+        shard: tuple[int, int] = (0, 1),
+    ) -> None:
+        if isinstance(urls, str):
+            raise UsageError("urls: give a list of servers, not one text")
+        caps = dict(max_new_tokens) if isinstance(max_new_tokens, Mapping) else {"": max_new_tokens}
+        for source, cap in caps.items():
+            if isinstance(cap, bool) or not isinstance(cap, int) or cap < 1:
+                name = f"max_new_tokens of {source}" if source else "max_new_tokens"
+                raise UsageError(f"{name}: {cap!r} must be a whole number from 1")
+        self.target = target
+        self.sampling = complete_sampling(sampling)
+        self.shard = shard
+        self.storm = Storm(max_failure_share)
+        self._ladders = {source: ladder(cap, extend) for source, cap in caps.items()}
+        self._extend = bool(extend)
+        self._vocabulary_size = target.vocabulary_size
+        self._under_way: dict[str, asyncio.Future[Entry]] = {}
+        self.connections = Connections(
+            urls,
+            RequestBody(self.sampling, target.stop_token_ids),
+            target.vocabulary_size,
+            retries or RetryPolicy(),
+            concurrency=concurrency,
+            api_key=api_key,
+            context_length=context_length,
+            request_timeout=request_timeout,
+            patience=patience,
+        )
+        self.journal: Journal = shared_journal(Path(journal), self.identity(), shard, target.vocabulary_size)
+        self.connections.admit = functools.partial(_admit, self.journal)
+        self._finalizer = weakref.finalize(self, _shut, self.connections, self.journal)
+        datasets.config.MAX_NUM_RUNNING_ASYNC_MAP_FUNCTIONS_IN_PARALLEL = max(
+            _MAP_TASKS, datasets.config.MAX_NUM_RUNNING_ASYNC_MAP_FUNCTIONS_IN_PARALLEL
+        )
+        self._token = uuid.uuid4().hex
+
+    def identity(self) -> dict[str, Any]:
+        """Return what the answers depend on, as the journal guards it."""
+        return {
+            "target": self.target.identity(),
+            "sampling": {**self.sampling, "stop_token_ids": list(self.target.stop_token_ids)},
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # datasets hashes a mapped function by pickling it: a new token each time keeps map's cache from serving rows
+        # (it would replay old errors). Another process gets an object that says why it cannot work there.
+        return (_ForOneProcess, (self._token,))
+
+    def close(self) -> None:
+        """Write out the journal, close the connections and free the lock. Idempotent.
+
+        Raises:
+            DiskFull, MachineError: the last rows could not be written.
+        """
+        self._finalizer()
+
+    # --- one row ------------------------------------------------------------------------------------------------
+
+    async def generate(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the columns of STEP_FEATURES for one prompt.
+
+        Args:
+            row: has `sample_id`, `source` (where caps differ) and `input_ids`, or `messages` and `tools`.
+
+        Raises:
+            DataError: a column is missing.
+            EngineError: the run must stop: no server, another model, or most rows fail.
+            DiskFull, MachineError: the journal cannot be written.
+        """
+        try:
+            sample_id, source = str(row["sample_id"]), str(row.get("source", ""))
+            given = row.get("input_ids")
+            messages = row["messages"] if given is None else None
+        except KeyError as error:
+            raise DataError(
+                f"generate: the row has no column {error}; it needs sample_id, and input_ids or messages and tools"
+            ) from None
+        if given is not None:
+            ids = np.asarray(given, np.int32)
+        else:
+            tools = row.get("tools") or "[]"
+            try:
+                ids = np.asarray(self.target.render_batch([clean_messages(messages or [])], [tools])[0], np.int32)
+            except Exception as error:
+                return step_columns(self.target, np.zeros(0, np.int32), self.fault(sample_id, _said(error)))
+        entry = await self.answer(sample_id, source, ids)
+        if self.journal.crowded:
+            await asyncio.to_thread(self.journal.flush)
+        return step_columns(self.target, ids, entry)
+
+    async def answer(self, sample_id: str, source: str, ids: Ids, home: Endpoint | None = None) -> Entry:
+        """Return a row's outcome, from the journal or from a server. Rows asked for twice at once are asked once."""
+        pending = self._under_way.get(sample_id)
+        if pending is not None:
+            return await asyncio.shield(pending)
+        future: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
+        self._under_way[sample_id] = future
+        try:
+            entry, _ = await self.outcome(sample_id, source, ids, home, self.journal.head(sample_id))
+        except BaseException as error:
+            future.set_exception(error)
+            future.exception()
+            raise
+        else:
+            future.set_result(entry)
+            return entry
+        finally:
+            del self._under_way[sample_id]
+
+    async def outcome(
+        self, sample_id: str, source: str, ids: Ids, home: Endpoint | None = None, head: Head | None = None
+    ) -> tuple[Entry, Endpoint | None]:
+        """Return a row's outcome and the server that gave it (None when none was asked).
+
+        `head` is what the journal says of the row, for callers who looked it up.
+        """
+        caps = self.caps(source)
+        known: Entry | None = None
+        if head is not None and State(head.state).done:
+            known = self.journal.get(sample_id)
+            assert known is not None
+            if known.prompt_tokens != len(ids) or known.prompt_crc != prompt_crc(ids):
+                raise DataError(
+                    f"{self.journal.path}: {sample_id} was answered for another prompt ({known.prompt_tokens} ids, "
+                    f"now {len(ids)}); use another journal for other prompts"
+                )
+            if not self.continues(known.state, known.budget, caps):
+                return known, None
+        fault = self.unsendable(ids)
+        if fault:
+            entry = Entry(sample_id, State.FAILED, len(ids), prompt_crc(ids), reason="vocabulary", message=fault)
+            return self._keep(entry, known_bad=head is not None), None
+        connection = await self.connections.get()
+        entry_now, endpoint, crc = known, home, prompt_crc(ids)
+        for cap in caps:
+            if entry_now is not None and not self.continues(entry_now.state, entry_now.budget, [cap]):
+                continue
+            try:
+                entry_now, endpoint = await self._round(connection, sample_id, ids, crc, cap, entry_now, endpoint)
+            except RowError as error:
+                failed = Entry(
+                    sample_id,
+                    State.FAILED,
+                    len(ids),
+                    crc,
+                    reason=error.reason,
+                    message=error.message,
+                    http_status=error.http_status,
+                    attempts=error.attempts,
+                )
+                # A row that already has an answer keeps it: the journal prefers any answer to a failure.
+                self._keep(failed, known_bad=head is not None and not State(head.state).done)
+                return entry_now or failed, endpoint
+            # A prompt that still does not fit has said so already.
+            if head is None or (head.state, entry_now.state) != (State.SKIPPED, State.SKIPPED):
+                self._keep(entry_now)
+            if entry_now.state is not State.LENGTH_CAP:
+                break
+        assert entry_now is not None
+        return entry_now, endpoint
+
+    async def _round(
+        self,
+        connection: Connection,
+        sample_id: str,
+        ids: Ids,
+        crc: int,
+        cap: int,
+        before: Entry | None,
+        home: Endpoint | None,
+    ) -> tuple[Entry, Endpoint | None]:
+        """Ask once, for the answer or for its continuation, and return the row's outcome so far."""
+        limits = connection.endpoints.limits
+        assert limits is not None
+        sent = before.budget if before else 0
+        asked = np.concatenate([ids, before.output_ids]) if before else ids
+        budget = limits.budget(len(asked), cap - sent)
+        if budget < 1:
+            if before is None:
+                message = f"the prompt of {len(ids)} tokens leaves no room; the longest that does has"
+                entry = Entry(sample_id, State.SKIPPED, len(ids), crc, budget=limits.longest_prompt, reason="context")
+                entry.message = f"{message} {limits.longest_prompt}"
+                return entry, None
+            return dataclasses.replace(before, state=State.LENGTH_CONTEXT), home
+        answer, endpoint = await connection.asker.ask(asked, budget, home)
+        state = State.STOP if answer.stopped else STATE_OF[truncation(sent + budget, cap)]
+        output = np.concatenate([before.output_ids, answer.output_ids]) if before else answer.output_ids
+        rounds = before.rounds + 1 if before else 1
+        stop = answer.stop_token_id
+        return Entry(sample_id, state, len(ids), crc, sent + budget, rounds, stop, output), endpoint
+
+    def _keep(self, entry: Entry, known_bad: bool = False) -> Entry:
+        self.journal.append(entry)
+        if not known_bad:
+            self.storm.note(entry.state is State.FAILED, f"{entry.reason}: {entry.message}")
+        return entry
+
+    # --- what rows need -----------------------------------------------------------------------------------------
+
+    def caps(self, source: str) -> list[int]:
+        """Return the caps a row of `source` is taken to, round by round.
+
+        Raises:
+            UsageError: the source has none.
+        """
+        found = self._ladders.get(source) or self._ladders.get("")
+        if found is None:
+            raise UsageError(f"max_new_tokens: no cap for source {source!r}; there are {', '.join(self._ladders)}")
+        return found
+
+    def continues(self, state: State | int, budget: int, caps: list[int]) -> bool:
+        """Whether a finished row was cut at an older cap and is to go on."""
+        return self._extend and state == State.LENGTH_CAP and budget < caps[-1]
+
+    @property
+    def extends(self) -> bool:
+        """Whether finished rows may have to go on."""
+        return self._extend
+
+    def unsendable(self, ids: Ids) -> str:
+        """Return why a prompt must not be sent, or "": one id outside the vocabulary kills the whole server."""
+        if not len(ids):
+            return "the prompt has no tokens"
+        # Seen as unsigned, a negative id is above every vocabulary too.
+        if np.maximum.reduce(ids.view(np.uint32)) >= self._vocabulary_size:
+            wrong = ids[(ids < 0) | (ids >= self._vocabulary_size)]
+            return f"input_ids holds {int(wrong[0])}, outside the target's {self._vocabulary_size} tokens"
+        return ""
+
+    def fault(self, sample_id: str, message: str) -> Entry:
+        """Keep that a prompt could not be rendered."""
+        return self._keep(Entry(sample_id, State.FAILED, 0, 0, reason="render", message=message))
+
+
+class _ForOneProcess:
+    """What another process unpickles in place of a Generator; `map` calls Generator.generate with it as self."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UsageError(
+            "Generator.generate runs in one process (it waits for servers, and its journal has one writer): "
+            "leave num_proc out; to use several machines run shards (--shard I/N)"
+        )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:500]
+
+
+def _admit(journal: Journal, facts: ServerFacts) -> None:
+    """Refuse servers of other weights than those that wrote the journal."""
+    if facts.weight_version:
+        journal.check_identity({"weights": {"weight_version": facts.weight_version}})
+
+
+def _shut(connections: Connections, journal: Journal) -> None:
+    try:
+        connections.abandon()
+    finally:
+        journal.close()

@@ -1,0 +1,1 @@
+"""The numbers of the length report: distributions, censoring, intervals, tails, comparisons."""

@@ -1,0 +1,165 @@
+"""The tables of a length report as rows of text, for terminal, card and page alike.
+
+Goes in: `LengthReport.to_dict()`. Comes out: `Table`s.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from eagle3_data.lengths.views import wording
+
+MEASURE_TITLES: Final = {
+    "prompt": "Prompt tokens",
+    "completion": "Completion tokens",
+    "reasoning": "Reasoning tokens",
+    "answer": "Answer tokens",
+}
+Section = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text: a header row of `columns` behind `corner`, and rows whose first cell is their name."""
+
+    name: str
+    title: str
+    corner: str
+    columns: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+
+def sections(values: Mapping[str, Any]) -> dict[str, Section]:
+    """Return the sources and, where there are several, the whole."""
+    named = dict(values["sources"])
+    return named if len(named) == 1 else {**named, "whole": values["whole"]}
+
+
+def report_tables(values: Mapping[str, Any]) -> list[Table]:
+    """Return every table of a report."""
+    return [
+        overview(values),
+        *(distribution(values, measure) for measure in MEASURE_TITLES),
+        cutoffs(values),
+    ]
+
+
+def _table(
+    values: Mapping[str, Any], name: str, title: str, rows: Mapping[str, Callable[[Section], str]], note: str = ""
+) -> Table:
+    shown = sections(values)
+    body = [[label, *(cell(section) for section in shown.values())] for label, cell in rows.items()]
+    return Table(name, title, "", list(shown), body, note)
+
+
+def overview(values: Mapping[str, Any]) -> Table:
+    """Return rows, tokens, truncation and finish reasons, a column for each source."""
+
+    def hits(*path: str) -> Callable[[Section], str]:
+        def cell(section: Section) -> str:
+            found: Any = section
+            for key in path:
+                found = found[key]
+            return wording.share_with_interval(found["share"])
+
+        return cell
+
+    rows: dict[str, Callable[[Section], str]] = {
+        "records": lambda s: wording.tokens(s["rows"]),
+        "share of rows": lambda s: wording.share(s["row_share"]),
+        "share of tokens": lambda s: wording.share(s["token_share"]),
+        "prompt tokens": lambda s: wording.tokens(s["tokens"]["prompt"]),
+        "completion tokens": lambda s: wording.tokens(s["tokens"]["completion"]),
+        "**truncated**": hits("truncated"),
+        "finish_reason stop": hits("finish_reasons", "stop"),
+        "finish_reason length_cap": hits("finish_reasons", "length_cap"),
+        "finish_reason length_context": hits("finish_reasons", "length_context"),
+        "rows with thinking": hits("thinking"),
+        "thinking cut off": hits("thinking", "unfinished"),
+        "rows with tool calls": hits("tool_calls"),
+        "largest max_new_tokens": lambda s: wording.tokens(s["budgets"]["max"]),
+    }
+    if not values["complete"]:
+        rows |= {
+            "not answered yet": lambda s: wording.tokens(s["unfinished"]["waiting"]),
+            "timed out": lambda s: wording.tokens(s["unfinished"]["timed_out"]),
+            "failed": lambda s: wording.tokens(s["unfinished"]["failed"]),
+        }
+    if values["whole"]["unfinished"]["skipped"]:
+        rows["skipped (prompt too long)"] = lambda s: wording.tokens(s["unfinished"]["skipped"])
+    return _table(values, "overview", "Rows and truncation", rows)
+
+
+def distribution(values: Mapping[str, Any], measure: str) -> Table:
+    """Return the distribution of one measure, a column for each source."""
+
+    def of(section: Section) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = section["lengths"][measure]
+        return found
+
+    def quantile(name: str) -> Callable[[Section], str]:
+        return lambda s: wording.tokens_with_interval(of(s)["quantiles"][name], of(s)["known_until"])
+
+    def under(limit: str) -> Callable[[Section], str]:
+        return lambda s: wording.share_with_interval(of(s)["under"][limit])
+
+    first = of(values["whole"])
+    rows: dict[str, Callable[[Section], str]] = {
+        "rows": lambda s: wording.tokens(of(s)["count"]),
+        "mean": lambda s: wording.tokens_with_interval(of(s)["mean"]),
+        "sd": lambda s: wording.tokens(of(s)["sd"]),
+        "min": lambda s: wording.tokens(of(s)["min"]),
+    }
+    rows |= {"median" if name == "p50" else name: quantile(name) for name in _ascending(first["quantiles"])}
+    rows["max"] = lambda s: wording.tokens(of(s)["max"])
+    rows |= {f"under {wording.tokens(int(limit))}": under(limit) for limit in _ascending(first["under"])}
+    if first["cut"] or first["lower_bounds_only"]:
+        rows["lower bounds only"] = lambda s: wording.tokens(of(s)["cut"] + of(s)["lower_bounds_only"])
+    return _table(values, measure, MEASURE_TITLES[measure], rows, _note(first))
+
+
+def _ascending(named: Iterable[str]) -> list[str]:
+    """Sort p1 … p99.9 or 100 … 8000 by number: a JSON file holds them sorted as text."""
+    return sorted(named, key=lambda name: float(name.removeprefix("p")))
+
+
+def _note(first: Mapping[str, Any]) -> str:
+    if first["lower_bounds_only"]:
+        return (
+            "Cut rows give lower bounds only, and how long an answer could grow before the cap depends on the "
+            "thinking before it, so quantiles and shares carry the widest limits that the rows allow."
+        )
+    if first["cut"] or first["waiting"]:
+        return (
+            "Mean, sd, min and max are of the recorded lengths. Quantiles and shares are Kaplan–Meier estimates of "
+            "the lengths without a cap, in which a cut row is a lower bound."
+        )
+    return ""
+
+
+def cutoffs(values: Mapping[str, Any]) -> Table:
+    """Return what training cut-offs leave of rows and tokens, a column for each source."""
+    rows: dict[str, Callable[[Section], str]] = {}
+    for cutoff in _ascending(values["whole"]["cutoffs"]):
+        for key, label in (
+            ("rows_whole", "rows whole"),
+            ("tokens_kept", "tokens kept"),
+            ("completion_tokens_kept", "completion tokens kept"),
+        ):
+            rows[f"{wording.tokens(int(cutoff))}: {label}"] = _cutoff_cell(cutoff, key)
+    return _table(
+        values,
+        "cutoffs",
+        "What a training cut-off keeps",
+        rows,
+        "Of prompt and completion together: rows that fit whole, and tokens left when longer rows are cut.",
+    )
+
+
+def _cutoff_cell(cutoff: str, key: str) -> Callable[[Section], str]:
+    def cell(section: Section) -> str:
+        found = section["cutoffs"][cutoff][key]
+        return wording.share_with_interval(found["share"] if key == "rows_whole" else found)
+
+    return cell

@@ -1,0 +1,25 @@
+"""`card`: the data set card of a run, README.md.
+
+Goes in: a run folder. Comes out: the path of its card.
+"""
+
+from pathlib import Path
+
+from eagle3_data.errors import UsageError
+from eagle3_data.pipeline.existing import run_folder_of, target_of
+from eagle3_data.pipeline.lengths import describe_anew
+from eagle3_data.publishing import write_card
+
+
+def card(run: Path, *, template: str | None = None) -> Path:
+    """Write the card of a run folder, measuring its lengths where that was not done since its records were written.
+
+    Raises:
+        UsageError: no run folder, or a wrong template.
+        DataError: no records.
+    """
+    folder = run_folder_of(run)
+    if folder is None:
+        raise UsageError(f"{run}: not a run folder (no manifest.json)")
+    describe_anew(folder)
+    return write_card(folder, Path(template) if template else None, target=target_of(folder))

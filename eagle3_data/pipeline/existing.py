@@ -1,0 +1,29 @@
+"""A run folder that is there already, opened by the commands that read it.
+
+Goes in: what the user named as a data set. Comes out: the run folder that it is, and the run's target where at hand.
+"""
+
+from pathlib import Path
+
+from eagle3_data.errors import DataError, UsageError
+from eagle3_data.pipeline.generate import load_target, merge
+from eagle3_data.recipe import parse_recipe
+from eagle3_data.run_folder import RunFolder
+from eagle3_data.target import Target
+
+
+def run_folder_of(dataset: str | Path) -> RunFolder | None:
+    """Return the run folder that `dataset` is, its shards merged; None when it is something else."""
+    folder = RunFolder(dataset)
+    if not folder.manifest_path.is_file():
+        return None
+    merge(folder)
+    return folder
+
+
+def target_of(folder: RunFolder) -> Target | None:
+    """Return the target of a run, to decode its example; None where its tokenizer is not on this machine."""
+    try:
+        return load_target(parse_recipe(folder.read_manifest()["recipe"], str(folder.manifest_path)))
+    except (UsageError, DataError):
+        return None

@@ -1,0 +1,379 @@
+"""The second stage: the target answers every prompt that has no answer yet, and the answers become record files.
+
+Goes in: a prepared run. Comes out: the journal, `records/<source>/*.parquet`, `failures.parquet`, `skipped.parquet`
+and the accounts in the manifest.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from eagle3_data import __version__
+from eagle3_data.engine import EmbeddedEngine, locate_model
+from eagle3_data.errors import IdentityError, RunLocked, UsageError
+from eagle3_data.generation import Extend, Generator
+from eagle3_data.generation.client.preflight import ServerInfo, check_server
+from eagle3_data.generation.records.writer import SourceCounts, write_records
+from eagle3_data.generation.runner import run_generation
+from eagle3_data.pipeline.generated import Generated, below_cap, extend_command
+from eagle3_data.pipeline.opening import Run, guard_identity, key_of
+from eagle3_data.pipeline.prepare import prepare_locked
+from eagle3_data.progress import Listener, shown
+from eagle3_data.recipe import AUTO, Recipe, parse_recipe
+from eagle3_data.run_folder import RunFolder
+from eagle3_data.target import Target
+
+_LOCK_SECONDS = 60.0
+
+
+def load_target(recipe: Recipe) -> Target:
+    """Load the target of a recipe; with the embedded engine it is that engine's model.
+
+    Raises:
+        TargetError: the tokenizer or its template is wrong.
+    """
+    if recipe.engine.embedded:
+        return Target.from_gguf(locate_model(recipe.engine.embedded))
+    spec = recipe.target
+    assert spec is not None
+    return Target.from_pretrained(
+        spec.model,
+        spec.revision,
+        trust_remote_code=spec.trust_remote_code,
+        thinking=spec.thinking,
+        profile=dict(spec.profile) or None,
+        forge=spec.control_text,
+    )
+
+
+def generate(run: Run, *, shard: tuple[int, int] | None = None) -> Generated:
+    """Ask the target for every prompt that has no answer yet, and write the records.
+
+    Args:
+        run: prepared first where prompts are missing (not for a shard: prepare once, before the shards start).
+        shard: (index, count): only this share of the prompts; records are written when the shards are merged, which
+            `check`, `lengths`, `card` and `publish` do by themselves.
+
+    Raises:
+        UsageError: `engine.api_key_env` names a variable that is not set, or empty.
+        EngineError: no server, a server with another model, or most rows fail.
+        IdentityError: the run was made with another target, sampling or seed, or a cap was lowered.
+        RunLocked, DiskFull: this machine.
+    """
+    if shard is None:
+        with run.folder.lock():
+            prepare_locked(run, again=False)
+            return generate_locked(run)
+    return generate_shard(run, shard)
+
+
+def generate_shard(run: Run, shard: tuple[int, int], on_progress: Listener | None = None) -> Generated:
+    """Work on one shard; nothing but the journal is written.
+
+    Raises:
+        UsageError: there are no prompts yet.
+    """
+    missing = [spec.name for spec in run.recipe.sources if not run.folder.prompts_path(spec.name).is_file()]
+    if missing:
+        raise UsageError(
+            f"{run.folder.path}: no prompts of {', '.join(missing)} yet; run `eagle3-data prepare` before the shards"
+        )
+    return _work(run, caps_of(run), extend=_recipe_extend(run), shard=shard, on_progress=on_progress)
+
+
+def extend(run: Run, *, max_new_tokens: int) -> Generated:
+    """Continue the truncated rows from where they were cut, up to `max_new_tokens` in all, and only those.
+
+    Raises: as `generate`.
+    """
+    with run.folder.lock():
+        manifest = run.folder.read_manifest()
+        if not manifest.get("stages", {}).get("generate"):
+            raise UsageError(f"{run.folder.path}: nothing to extend; run `eagle3-data generate` first")
+        caps = {
+            spec.name: max(max_new_tokens, cap)
+            for spec, cap in zip(run.recipe.sources, caps_of(run).values(), strict=True)
+        }
+        return _work(run, caps, extend=True, only_truncated=True)
+
+
+def generate_locked(run: Run) -> Generated:
+    """As `generate` in one process, for a caller that holds the run's lock."""
+    return _work(run, caps_of(run), extend=_recipe_extend(run))
+
+
+def merge(folder: RunFolder) -> None:
+    """Write the records of a run whose journal has moved on since they were last written (shards, a killed run).
+
+    Raises:
+        DataError, TargetError, MachineError: as the parts.
+    """
+    manifest = folder.read_manifest()
+    journal = [path.stat().st_mtime for path in folder.journal_path.rglob("*") if path.is_file()]
+    written = folder.failures_path
+    if not manifest or not journal or (written.is_file() and max(journal) <= written.stat().st_mtime):
+        return
+    with folder.lock():
+        merge_locked(Run(parse_recipe(manifest["recipe"], str(folder.manifest_path)), folder))
+
+
+def merge_locked(run: Run) -> Mapping[str, SourceCounts]:
+    """As `merge`, without asking whether there is anything to do, for a caller that holds the run's lock."""
+    return _write(run, load_target(run.recipe), None)
+
+
+# -- the work
+def _work(
+    run: Run,
+    caps: Mapping[str, int],
+    *,
+    extend: bool | Extend,
+    shard: tuple[int, int] | None = None,
+    only_truncated: bool = False,
+    on_progress: Listener | None = None,
+) -> Generated:
+    recipe, folder = run.recipe, run.folder
+    target = load_target(recipe)
+    identity = _identity(run, target)
+    manifest = folder.read_manifest()
+    guard_identity(folder, manifest, identity)
+    prompts = {spec.name: folder.prompts_path(spec.name) for spec in recipe.sources}
+    if shard is None and not extend and manifest.get("stages", {}).get("generate"):
+        counts = _write(run, target, None)
+        if not any(count.missing or count.failed for count in counts.values()):
+            # a finished run asks nothing, so it needs no engine: that may be gone by now
+            below = below_cap(run, caps, counts)
+            return Generated(
+                folder.path,
+                counts,
+                warnings=tools_warnings(run, target),
+                below_cap=below,
+                go_on=extend_command(run, caps),
+            )
+    began = time.monotonic()
+    api_key = _api_key(recipe)
+    with contextlib.ExitStack() as stack:
+        urls = _urls(recipe, stack)
+        facts = check_servers(recipe, target, list(urls))
+        with _manifest(folder, alone=shard is None) as manifest:
+            served = {"model_path": facts.model_path, "weight_version": facts.weight_version}
+            manifest["identity"] = {**identity, "weights": served}
+            manifest["profile"] = _plain(asdict(target.profile))
+            manifest["engine"] = _engine(recipe, facts)
+            for name, cap in caps.items():
+                entry = manifest["extent"]["sources"].setdefault(name, {})
+                if not only_truncated:
+                    entry["caps"] = cap
+                if extend:
+                    up_to = extend.up_to if isinstance(extend, Extend) else cap
+                    entry["extended_to"] = max(up_to, entry.get("extended_to", 0))  # rows taken further stay so
+        options: dict[str, Any] = {}
+        if recipe.engine.timeout is not None:
+            options["request_timeout"] = recipe.engine.timeout
+        step = Generator(
+            target,
+            urls,
+            recipe.sampling,
+            dict(caps),
+            folder.journal_path,
+            api_key=api_key,
+            concurrency=recipe.engine.concurrency,
+            extend=extend,
+            context_length=recipe.engine.context_length,
+            shard=shard or (0, 1),
+            **options,
+        )
+        with step, shown(run.progress) as bars:
+            result = run_generation(prompts, step, on_progress or bars, only_truncated=only_truncated)
+            seconds = time.monotonic() - began
+            with _manifest(folder, alone=shard is None) as manifest:
+                before = manifest.get("throughput", {})
+                manifest["throughput"] = {
+                    "seconds": round(before.get("seconds", 0.0) + seconds, 3),
+                    "completion_tokens": before.get("completion_tokens", 0) + result.progress.tokens,
+                }
+            if shard is not None:
+                counts = {name: _counted(source) for name, source in result.progress.sources.items()}
+            else:
+                counts = _write(run, target, step)
+    return Generated(
+        folder.path,
+        counts,
+        seconds,
+        result.progress.tokens,
+        result.interrupted,
+        shard,
+        tools_warnings(run, target),
+        # a shard writes no records; with `extend` such rows are continued by the same command
+        {} if shard is not None or extend else below_cap(run, caps, counts),
+        extend_command(run, caps),
+    )
+
+
+def tools_warnings(run: Run, target: Target) -> tuple[str, ...]:
+    """Return a line for every source whose tools the target's template would drop without a word."""
+    if target.profile.tools_format != "none":
+        return ()
+    warnings = []
+    for spec in run.recipe.sources:
+        file = pq.ParquetFile(run.folder.prompts_path(spec.name))
+        tools = (batch.column(0) for batch in file.iter_batches(columns=["tools"]))
+        rows = sum(pc.sum(pc.not_equal(column, "[]")).as_py() or 0 for column in tools)
+        if rows:
+            warnings.append(
+                f"{spec.name}: {rows:,} prompts declare tools, which the template of {target.model} does not show: "
+                "the target does not know of them (B1_glaive: set tools_in_system: true)"
+            )
+    return tuple(warnings)
+
+
+def _write(run: Run, target: Target, step: Generator | None) -> Mapping[str, SourceCounts]:
+    recipe, folder = run.recipe, run.folder
+    manifest = folder.read_manifest()
+    # Published as it is: no URL and no path, which would also make equal records differ.
+    weights = {"weight_version": manifest["identity"].get("weights", {}).get("weight_version", "")}
+    identity = {**manifest["identity"], "weights": weights}
+    made = {"recipe": manifest.get("name"), "engine": manifest.get("engine"), "eagle3-data": __version__}
+    counts = write_records(
+        {spec.name: folder.prompts_path(spec.name) for spec in recipe.sources},
+        folder,
+        target,
+        holdout={spec.name: spec.holdout for spec in recipe.sources},
+        metadata={"eagle3_data": _canonical(identity), "eagle3_data_made_with": _canonical(made)},
+        journal=step.journal if step else None,
+    )
+    # the journal keeps the answers of a source that left the recipe; what is read as this run's records must not
+    folder.drop_records_except([spec.name for spec in recipe.sources])
+    manifest["generation"] = {name: asdict(count) for name, count in counts.items()}
+    done = not any(count.missing for count in counts.values())
+    manifest["stages"] = {**manifest.get("stages", {}), "generate": done}
+    folder.write_manifest(manifest)
+    return counts
+
+
+def _counted(source: Any) -> SourceCounts:
+    return SourceCounts(
+        records=source.done,
+        failed=source.failed,
+        skipped=source.skipped,
+        truncated=source.truncated,
+        missing=source.left,
+    )
+
+
+def caps_of(run: Run) -> dict[str, int]:
+    """Return the cap of every source, `auto` taken from the pilot.
+
+    Raises:
+        UsageError: `auto` without a pilot.
+        IdentityError: a cap lies below the one that rows were generated with.
+    """
+    manifest = run.folder.read_manifest()
+    extents, pilots = manifest.get("extent", {}).get("sources", {}), manifest.get("pilot", {})
+    caps: dict[str, int] = {}
+    for spec in run.recipe.sources:
+        cap = spec.max_new_tokens
+        if cap == AUTO:
+            if spec.name not in pilots:
+                raise UsageError(
+                    f"sources.{spec.name}.max_new_tokens: auto takes the cap that a pilot found; run "
+                    f"`eagle3-data pilot {run.recipe.file or run.recipe.name}` first"
+                )
+            cap = int(pilots[spec.name]["max_new_tokens"])
+        before = extents.get(spec.name, {}).get("caps")
+        if before is not None and cap < before:
+            raise IdentityError(
+                f"sources.{spec.name}.max_new_tokens: {cap} is below {before}, with which rows of {run.folder.path} "
+                "were generated; set it back, or give the recipe another name"
+            )
+        caps[spec.name] = int(cap)
+    return caps
+
+
+def _recipe_extend(run: Run) -> bool | Extend:
+    spec = run.recipe.extend
+    return Extend(spec.up_to, spec.rounds) if spec else False
+
+
+def _identity(run: Run, target: Target) -> dict[str, Any]:
+    known = run.folder.read_manifest().get("identity", {})
+    return {
+        **known,
+        "target": target.identity(),
+        "sampling": dict(run.recipe.sampling),
+        "draw_seed": run.recipe.draw_seed,
+    }
+
+
+def _api_key(recipe: Recipe) -> str | None:
+    name = recipe.engine.api_key_env
+    return None if name is None or recipe.engine.embedded else key_of(name, "engine.api_key_env")
+
+
+def _urls(recipe: Recipe, stack: contextlib.ExitStack) -> Sequence[str] | dict[str, float]:
+    engine = recipe.engine
+    if engine.embedded:
+        started = EmbeddedEngine(engine.embedded, deterministic=engine.deterministic, slots=engine.slots)
+        return [stack.enter_context(started).url]
+    if engine.weights:
+        return dict(zip(engine.urls, engine.weights, strict=True))
+    return list(engine.urls)
+
+
+def check_servers(recipe: Recipe, target: Target, urls: Sequence[str] = ()) -> ServerInfo:
+    """Check every server of a recipe (or `urls`); the first one's facts stand for all, since others are refused later.
+
+    Raises:
+        UsageError: the variable of the key is not set.
+        EngineUnavailable, WrongModelError, EngineError: as `check_server`.
+    """
+    api_key = _api_key(recipe)
+
+    async def check() -> list[ServerInfo]:
+        length = recipe.engine.context_length
+        return [await check_server(url, target, api_key, context_length=length) for url in urls or recipe.engine.urls]
+
+    return asyncio.run(check())[0]
+
+
+def _engine(recipe: Recipe, facts: ServerInfo) -> dict[str, Any]:
+    return {
+        "kind": "embedded" if recipe.engine.embedded else "sglang",
+        "version": facts.version,
+        "context_length": facts.context_length,
+        "deterministic": recipe.engine.deterministic,
+    }
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+@contextlib.contextmanager
+def _manifest(folder: RunFolder, *, alone: bool) -> Iterator[dict[str, Any]]:
+    """Change the manifest; a shard takes the run's lock for just that, and waits its turn."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    with contextlib.ExitStack() as stack:
+        while not alone:
+            try:
+                stack.enter_context(folder.lock())
+                break
+            except RunLocked:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        manifest = folder.read_manifest()
+        manifest.setdefault("extent", {}).setdefault("sources", {})
+        yield manifest
+        folder.write_manifest(manifest)

@@ -1,0 +1,99 @@
+"""How generation ended, as numbers and as words, and what is left to do.
+
+Goes in: the counts of every source, and a run's records. Comes out: `Generated`; the rows that an earlier, lower cap
+cut, and the command that continues them.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as pds
+
+from eagle3_data.generation.records.writer import SourceCounts
+from eagle3_data.pipeline.opening import Run
+from eagle3_data.pipeline.tables import show_table
+
+
+@dataclass(frozen=True)
+class Generated:
+    """How generation ended: counts of every source as they stand on disk, earlier runs' included.
+
+    `below_cap` are, by source, the rows cut at an earlier, lower cap than today's, and `go_on` the command for them.
+    """
+
+    folder: Path
+    counts: Mapping[str, SourceCounts]
+    seconds: float = 0.0
+    tokens: int = 0
+    interrupted: bool = False
+    shard: tuple[int, int] | None = None
+    warnings: tuple[str, ...] = ()
+    below_cap: Mapping[str, int] = field(default_factory=dict)
+    go_on: str = ""
+
+    @property
+    def failed(self) -> int:
+        """Rows that failed; the next run tries them again."""
+        return sum(counts.failed for counts in self.counts.values())
+
+    @property
+    def exit_status(self) -> int:
+        """0 when every row has its answer, 1 when some failed, 130 when interrupted."""
+        return 130 if self.interrupted else int(self.failed > 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts, ready for JSON."""
+        return {
+            "folder": str(self.folder),
+            "sources": {name: asdict(counts) for name, counts in self.counts.items()},
+            "seconds": round(self.seconds, 3),
+            "completion_tokens_this_time": self.tokens,
+            "interrupted": self.interrupted,
+            "shard": list(self.shard) if self.shard else None,
+            "warnings": list(self.warnings),
+            "below_cap": dict(self.below_cap),
+        }
+
+    def to_text(self) -> str:
+        """Return the table of records, failed, skipped and truncated rows."""
+        rows: list[list[str | int]] = [
+            [name, c.records, c.failed, c.skipped, c.missing, c.truncated, c.prompt_tokens, c.completion_tokens]
+            for name, c in self.counts.items()
+        ]
+        notes = []
+        if self.tokens:
+            rate = self.tokens / max(self.seconds, 1e-9)
+            notes.append(f"{self.tokens:,} completion tokens in {self.seconds:,.1f} s ({rate:,.0f} tokens/s)")
+        if self.failed:
+            notes.append(f"{self.failed:,} rows failed, see {self.folder / 'failures.parquet'}; run again to retry")
+        if forged := sum(counts.forged for counts in self.counts.values()):
+            notes.append(f"{forged:,} records have a text that spells a control token of the target")
+        if below := sum(self.below_cap.values()):
+            cut = "1 row was" if below == 1 else f"{below:,} rows were"
+            notes.append(f"{cut} cut at a lower cap than today's; go on from there with: {self.go_on}")
+        if self.interrupted:
+            notes.append("interrupted: run the same command again to go on where it stopped")
+        notes += [f"warning: {warning}" for warning in self.warnings]
+        columns = ["source", "records", "failed", "skipped", "missing", "truncated", "prompt tokens", "output tokens"]
+        return show_table("Records", columns, rows, *notes, f"records: {self.folder / 'records'}")
+
+
+def below_cap(run: Run, caps: Mapping[str, int], counts: Mapping[str, SourceCounts]) -> dict[str, int]:
+    """Return how many records of each source were cut at a lower cap than `caps`; sources without any are absent."""
+    found = {}
+    for name, cap in caps.items():
+        if counts[name].truncated:
+            cut = (pds.field("finish_reason") == "length_cap") & (pds.field("max_new_tokens") < cap)
+            found[name] = pds.dataset(run.folder.records_path(name), format="parquet").count_rows(filter=cut)
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def extend_command(run: Run, caps: Mapping[str, int]) -> str:
+    """Return the command that takes every cut row to the cap of its source."""
+    runs = run.folder.path.parent
+    # `extend` takes a source to the larger of its own cap and the one given: the smallest lifts none above its own
+    words = ["eagle3-data", "extend", str(run.recipe.file or run.recipe.name), "--max-new-tokens", min(caps.values())]
+    return shlex.join(map(str, [*words, *([] if runs == Path("runs") else ["--runs", runs])]))

@@ -1,0 +1,43 @@
+"""`lengths`: what the records of a data set say of lengths.
+
+Goes in: a run folder (or any records). Comes out: the report; in a run folder also `lengths.json`, `lengths.html` and,
+where matplotlib is there, figures.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+from eagle3_data.lengths import LengthReport, measure_lengths
+from eagle3_data.lengths.views.figures import write_figures
+from eagle3_data.lengths.views.page import write_page
+from eagle3_data.pipeline.existing import run_folder_of
+from eagle3_data.run_folder import RunFolder
+
+
+def measure(dataset: str | Path) -> LengthReport:
+    """Measure the lengths of a run folder, Parquet files or a Hub data set; a run folder keeps them.
+
+    Raises:
+        UsageError: there is no such data set.
+        DataError: no records, or rows that are none.
+    """
+    folder = run_folder_of(dataset)
+    return measure_lengths(str(dataset)) if folder is None else describe(folder)
+
+
+def describe(folder: RunFolder, truncation_target: Mapping[str, float] | None = None) -> LengthReport:
+    """Measure a run and write its numbers, its page and, where matplotlib is installed, its figures."""
+    report = measure_lengths(folder, truncation_target=truncation_target)
+    report.write(folder.lengths_path)
+    write_page(report, folder.page_path, f"Lengths of {folder.path.name}")
+    if importlib.util.find_spec("matplotlib") is not None:
+        write_figures(report, folder.figures_path)
+    return report
+
+
+def describe_anew(folder: RunFolder) -> None:
+    """Measure a run unless that was done since its records were written."""
+    written = folder.lengths_path
+    if not written.is_file() or written.stat().st_mtime < folder.manifest_path.stat().st_mtime:
+        describe(folder)

@@ -1,0 +1,165 @@
+"""The first stage: raw rows of every source to prompts in draw order, and the table of what was left out.
+
+Goes in: a run. Comes out: `prompts/<source>.parquet`, `prompts/rejects.json` and the accounts in the manifest.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from datasets import Dataset
+
+from eagle3_data import __version__, sources
+from eagle3_data.errors import SourceError
+from eagle3_data.pipeline.opening import Run, guard_identity
+from eagle3_data.pipeline.tables import show_table
+from eagle3_data.recipe import Recipe, SourceSpec
+from eagle3_data.run_folder import ROWS_PER_GROUP, write_json, write_parquet
+from eagle3_data.schema import PROMPT_FEATURES, arrow_schema
+
+_ROWS_AT_ONCE = 5 * ROWS_PER_GROUP
+# What of a source entry does not decide which prompts there are.
+_USED_CAPS = ("caps", "extended_to")
+_LATER = ("max_new_tokens", "truncation_target", "holdout", "num_proc")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` made: a SourceReport (as a dictionary) for each source, and which sources were there already."""
+
+    folder: Path
+    reports: Mapping[str, Mapping[str, Any]]
+    reused: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the reports, ready for JSON."""
+        return {"folder": str(self.folder), "sources": dict(self.reports), "reused": list(self.reused)}
+
+    def to_text(self) -> str:
+        """Return the table of rows read, kept, rejected and drawn, with the reasons below it."""
+        rows: list[list[str | int]] = []
+        notes: list[str] = []
+        for name, report in self.reports.items():
+            rejected: Mapping[str, int] = report["rejected"]
+            counts = [report["read"], report["kept"], sum(rejected.values()), report["duplicates"]]
+            rows.append([name, *counts, report["prompts"], report["drawn"]])
+            notes += [
+                f"{name}: {count:,} rejected, {reason}: {sources.REASONS.get(reason, '')}"
+                for reason, count in sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
+            ]
+            requested = report["requested"]
+            if requested is not None and report["drawn"] < requested:
+                notes.append(f"{name}: {requested:,} prompts were asked for, there are only {report['drawn']:,}")
+        columns = ["source", "rows read", "kept", "rejected", "duplicates", "prompts", "drawn"]
+        return show_table("Prompts", columns, rows, *notes, f"prompts: {self.folder / 'prompts'}")
+
+
+def prepare(run: Run, *, again: bool = True) -> Prepared:
+    """Read the raw rows of every source and write its prompts.
+
+    Args:
+        run: what to prepare.
+        again: also read sources whose entry in the recipe (and whose local files) did not change since the last time.
+
+    Raises:
+        SourceError: an upstream file is not what the source expects.
+        IdentityError: the run folder was drawn with another seed.
+        HubError: the Hub refused.
+        RunLocked, DiskFull: this machine.
+    """
+    with run.folder.lock():
+        return prepare_locked(run, again=again)
+
+
+def prepare_locked(run: Run, *, again: bool) -> Prepared:
+    """As `prepare`, for a caller that holds the run's lock."""
+    recipe, folder = run.recipe, run.folder
+    manifest = folder.read_manifest()
+    guard_identity(folder, manifest, {"draw_seed": recipe.draw_seed})
+    extents, reports = manifest.get("extent", {}).get("sources", {}), manifest.get("sources", {})
+    done: dict[str, Mapping[str, Any]] = {}
+    reused: list[str] = []
+    earlier: list[sources.Drawn] = []
+    for spec in recipe.sources:
+        same = _drawn_from(extents.get(spec.name, {})) == _drawn_from(extent_of(spec))
+        there = spec.name in reports and folder.prompts_path(spec.name).is_file()
+        if not again and same and there and not recipe.dedupe_across:
+            done[spec.name] = reports[spec.name]
+            reused.append(spec.name)
+            continue
+        drawn = _draw(recipe, spec, earlier)
+        _refuse_nothing(spec, drawn.report)
+        if recipe.dedupe_across:
+            earlier.append(drawn)
+        write_parquet(folder.prompts_path(spec.name), _tables(drawn.prompts), arrow_schema(PROMPT_FEATURES))
+        done[spec.name] = drawn.report.to_dict()
+    accounts = ("read", "kept", "duplicates", "rejected", "reject_examples")
+    write_json(folder.rejects_path, {name: {key: report[key] for key in accounts} for name, report in done.items()})
+    folder.write_manifest(
+        manifest
+        | {
+            "name": recipe.name,
+            "recipe": recipe.text,
+            "versions": {"eagle3-data": __version__, **{name: version(name) for name in ("datasets", "transformers")}},
+            "identity": {**manifest.get("identity", {}), "draw_seed": recipe.draw_seed},
+            "extent": {
+                "sources": {spec.name: _merged(extents.get(spec.name, {}), extent_of(spec)) for spec in recipe.sources}
+            },
+            "sources": done,
+            "stages": {**manifest.get("stages", {}), "prepare": True},
+        }
+    )
+    return Prepared(folder.path, done, tuple(reused))
+
+
+def extent_of(spec: SourceSpec) -> dict[str, Any]:
+    """Return what of a source entry stands in the manifest; local files with size and time, so that a change shows."""
+    extent: dict[str, Any] = json.loads(json.dumps(asdict(spec)))
+    names = spec.data_files if isinstance(spec.data_files, tuple) else ()
+    stats = {name: path.stat() for name in names if (path := Path(name)).is_file()}
+    extent["local_files"] = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+    return extent
+
+
+def _merged(before: Mapping[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    # the caps that generation has really used stay until generation itself raises them
+    return {**now, **{key: before[key] for key in _USED_CAPS if key in before}}
+
+
+def _drawn_from(extent: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in extent.items() if key not in (*_LATER, *_USED_CAPS)}
+
+
+def _draw(recipe: Recipe, spec: SourceSpec, earlier: list[sources.Drawn]) -> sources.Drawn:
+    return sources.draw(
+        spec.source,
+        spec.config,
+        list(spec.data_files) if isinstance(spec.data_files, tuple) else spec.data_files,
+        spec.rows,
+        recipe.draw_seed,
+        entry=spec.name,
+        turns=spec.turns,
+        revision=spec.revision,
+        filter={key: list(values) for key, values in spec.filter.items()} or None,
+        split=spec.split,
+        num_proc=spec.num_proc,
+        dedupe_against=earlier or None,
+        **spec.options,
+    )
+
+
+def _refuse_nothing(spec: SourceSpec, report: sources.SourceReport) -> None:
+    """Stop where no row at all can be used: a source without prompts would be missed only when it is trained on."""
+    if report.rejected and not report.kept:
+        reasons = ", ".join(f"{reason} {rows:,}" for reason, rows in report.rejected.items())
+        raise SourceError(
+            f"sources.{spec.name}: none of {report.read:,} rows gives a prompt ({reasons}); mend its filter or options"
+        )
+
+
+def _tables(dataset: Dataset) -> Iterator[pa.Table]:
+    yield from dataset.with_format("arrow").iter(_ROWS_AT_ONCE)

@@ -1,0 +1,87 @@
+"""Check a card without the Hub: the rules that the Hub, huggingface_hub and datasets hold its YAML to.
+
+Goes in: the text of a card. Comes out: nothing, or a DataError that names the key. The Hub's own validator is a
+network service; what can be told here is what `huggingface_hub` and `datasets` parse, and their lists of values.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import yaml
+from datasets.info import DatasetInfosDict
+from datasets.utils.metadata import MetadataConfigs
+from huggingface_hub import DatasetCard
+
+from eagle3_data.errors import DataError
+from eagle3_data.publishing.card.facts import DEFAULT_CONFIG, SplitFacts, as_dict, total
+from eagle3_data.schema import RECORD_FEATURES
+
+
+def check_card(text: str, counts: Mapping[str, Mapping[str, SplitFacts]] | None = None) -> None:
+    """Check the metadata of a card.
+
+    Args:
+        text: README.md.
+        counts: the records it stands for; when given, configs, splits and row counts must be theirs.
+
+    Raises:
+        DataError: the YAML does not parse, or a key has a value that the Hub or `datasets` does not take.
+    """
+    try:
+        data = DatasetCard(text).data
+        configs = MetadataConfigs.from_dataset_card_data(data)
+        infos = DatasetInfosDict.from_dataset_card_data(data)
+        default = configs.get_default_config_name()
+    except (ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise DataError(f"README.md: its metadata does not parse: {error}") from error
+    problems = [*_allowed_values(as_dict(data))]
+    if default != DEFAULT_CONFIG:
+        problems.append(f"configs: the default config is {default!r}, not {DEFAULT_CONFIG!r}")
+    for name, info in infos.items():
+        if info.features != RECORD_FEATURES:
+            problems.append(f"dataset_info: the features of {name} are not those of a record")
+    if set(infos) != set(configs):
+        problems.append(f"configs and dataset_info differ: {sorted(set(infos) ^ set(configs))}")
+    if counts is not None:
+        problems += _counted(configs, infos, counts)
+    if problems:
+        raise DataError(f"README.md: {'; '.join(problems)}")
+
+
+def _allowed_values(data: Mapping[str, Any]) -> list[str]:
+    sizes = json.loads((resources.files("datasets.utils.resources") / "size_categories.json").read_text("utf-8"))
+    problems = [
+        f"size_categories: {size!r} is none of the Hub's"
+        for size in data.get("size_categories") or []
+        if size not in sizes
+    ]
+    licenses = data.get("license")
+    for value in licenses if isinstance(licenses, list) else [licenses]:
+        if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", value):
+            problems.append(f"license: {value!r} is no licence id of the Hub")
+    if licenses == "other" and not data.get("license_name"):
+        problems.append("license: `other` needs a `license_name`")
+    for tag in data.get("tags") or []:
+        if not isinstance(tag, str) or not tag.strip():
+            problems.append(f"tags: {tag!r} is not text")
+    return problems
+
+
+def _counted(
+    configs: MetadataConfigs, infos: DatasetInfosDict, counts: Mapping[str, Mapping[str, SplitFacts]]
+) -> list[str]:
+    problems = []
+    for name in [DEFAULT_CONFIG, *counts]:
+        selected = counts if name == DEFAULT_CONFIG else {name: counts[name]}
+        rows = {
+            split: total(selected, split).rows for split in {split for each in selected.values() for split in each}
+        }
+        if name not in configs or name not in infos:
+            problems.append(f"configs: {name} is missing")
+            continue
+        if {split: info.num_examples for split, info in infos[name].splits.items()} != rows:
+            problems.append(f"dataset_info: the splits of {name} are not {rows}")
+    return problems

@@ -1,0 +1,256 @@
+"""What a card says about a run, gathered from its files: counts, mixture, sources, one example.
+
+Goes in: a run folder. Comes out: plain values for the template, and the metadata block that `load_dataset` reads. Only
+the columns of counts are read, in batches, so memory does not grow with the rows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from datasets import DatasetInfo, SplitDict, SplitInfo
+from datasets.info import DatasetInfosDict
+from datasets.utils.metadata import MetadataConfigs
+from huggingface_hub import CardData, DatasetCardData
+
+from eagle3_data.errors import DataError
+from eagle3_data.publishing.card.attribution import hub_licenses
+from eagle3_data.run_folder import RunFolder
+from eagle3_data.schema import FINISH_REASONS, RECORD_FEATURES, arrow_schema, clean_messages
+
+SPLITS: Final = ("train", "validation")
+DEFAULT_CONFIG: Final = "default"
+TAGS: Final = ("eagle3", "speculative-decoding", "drafter", "pre-tokenized", "synthetic")
+_COUNTS: Final = ("prompt_tokens", "completion_tokens", "reasoning_tokens", "finish_reason", "tool_calls", "license")
+_LISTS: Final = ("input_ids", "output_ids")
+# Upper ends of the Hub's size categories, in rows.
+_SIZES: Final = (
+    (1_000, "n<1K"),
+    (10_000, "1K<n<10K"),
+    (100_000, "10K<n<100K"),
+    (1_000_000, "100K<n<1M"),
+    (10_000_000, "1M<n<10M"),
+    (100_000_000, "10M<n<100M"),
+    (1_000_000_000, "100M<n<1B"),
+)
+
+
+@dataclass
+class SplitFacts:
+    """Counts over the records of one split of one source.
+
+    Attributes:
+        rows, prompt_tokens, completion_tokens, reasoning_tokens, tool_calls: sums over the rows.
+        finish_reasons: rows by finish_reason.
+        licenses: rows by the licence of their upstream row.
+        file_bytes, arrow_bytes: size on disk, and as Arrow in memory.
+    """
+
+    rows: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    tool_calls: int = 0
+    finish_reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
+    licenses: dict[str, int] = field(default_factory=dict)
+    file_bytes: int = 0
+    arrow_bytes: int = 0
+
+    @property
+    def truncated(self) -> int:
+        """Rows that a cap or the context cut."""
+        return self.rows - self.finish_reasons["stop"]
+
+    def __add__(self, other: "SplitFacts") -> "SplitFacts":
+        total = SplitFacts()
+        for name, value in vars(total).items():
+            left, right = getattr(self, name), getattr(other, name)
+            if isinstance(value, dict):
+                keys = [*left, *(key for key in right if key not in left)]
+                setattr(total, name, {key: left.get(key, 0) + right.get(key, 0) for key in keys})
+            else:
+                setattr(total, name, left + right)
+        return total
+
+
+def read_split(files: list[Path]) -> SplitFacts:
+    """Count the records in Parquet files.
+
+    Raises:
+        DataError: a file is damaged, or its columns are not those of a record.
+    """
+    facts = SplitFacts()
+    wanted = arrow_schema(RECORD_FEATURES)
+    for path in files:
+        try:
+            with pq.ParquetFile(path) as file:
+                if not file.schema_arrow.remove_metadata().equals(wanted):
+                    raise DataError(
+                        f"{path}: its columns are not those of a record; write the records again "
+                        "(`eagle3-data generate`) with this version"
+                    )
+                _count(file, facts)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{path}: not a whole Parquet file ({error}); run `eagle3-data generate` again") from error
+        facts.file_bytes += path.stat().st_size
+    return facts
+
+
+def _count(file: pq.ParquetFile, facts: SplitFacts) -> None:
+    for batch in file.iter_batches(batch_size=65_536, columns=list(_COUNTS)):
+        facts.rows += batch.num_rows
+        facts.arrow_bytes += 4 * int(
+            (pc.sum(batch["prompt_tokens"]).as_py() or 0) + (pc.sum(batch["completion_tokens"]).as_py() or 0)
+        )
+        for name in ("prompt_tokens", "completion_tokens", "reasoning_tokens", "tool_calls"):
+            setattr(facts, name, getattr(facts, name) + int(pc.sum(batch[name]).as_py() or 0))
+        for name, tally in (("finish_reason", facts.finish_reasons), ("license", facts.licenses)):
+            for entry in pc.value_counts(batch[name]).to_pylist():
+                tally[entry["values"]] = tally.get(entry["values"], 0) + entry["counts"]
+    for group in range(file.metadata.num_row_groups):
+        part = file.metadata.row_group(group)
+        for index in range(part.num_columns):
+            column = part.column(index)
+            if column.path_in_schema.split(".")[0] not in _LISTS:
+                facts.arrow_bytes += column.total_uncompressed_size
+        facts.arrow_bytes += 8 * part.num_rows
+
+
+def read_counts(run: RunFolder, sources: list[str]) -> dict[str, dict[str, SplitFacts]]:
+    """Count the records of each source and split; splits without files are left out.
+
+    Raises:
+        DataError: there are no records, a file is damaged, or a source is called `default`.
+    """
+    if not sources:
+        raise DataError(f"{run.path}: no records; run `eagle3-data generate` first")
+    if DEFAULT_CONFIG in sources:
+        raise DataError(f"{run.path}: a source is named `{DEFAULT_CONFIG}`, the name of the config of all; rename it")
+    counts = {
+        source: {split: read_split(files) for split in SPLITS if (files := run.record_files(source, split))}
+        for source in sources
+    }
+    if not sum(split.rows for splits in counts.values() for split in splits.values()):
+        raise DataError(f"{run.path}: the record files hold no rows; run `eagle3-data generate` again")
+    return counts
+
+
+def total(counts: Mapping[str, Mapping[str, SplitFacts]], split: str | None = None) -> SplitFacts:
+    """Add up counts over all sources, for one split or for all."""
+    return sum(
+        (facts for splits in counts.values() for name, facts in splits.items() if split in (None, name)), SplitFacts()
+    )
+
+
+def caps(extent: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return the cap of a source's answers, and the higher one to which its cut rows were continued (else None).
+
+    `max_new_tokens` is what the recipe says, which may be `auto`; `caps` is the number that was sent.
+    """
+    cap = next((extent[key] for key in ("caps", "max_new_tokens") if isinstance(extent.get(key), int)), None)
+    further = extent.get("extended_to")
+    return cap, further if isinstance(further, int) and (cap is None or further > cap) else None
+
+
+def size_category(rows: int) -> str:
+    """Return the Hub's size category of a number of rows."""
+    return next((name for limit, name in _SIZES if rows < limit), "1B<n<10B")
+
+
+def card_metadata(
+    counts: Mapping[str, Mapping[str, SplitFacts]], manifest: Mapping[str, Any], pretty_name: str
+) -> DatasetCardData:
+    """Build the YAML block: configs, dataset_info, licences, tags and size.
+
+    Each source is a config of its own, and `default` is all of them. The features are spelled `list: int32`, which
+    datasets 3.6 reads as well as 5.
+    """
+    reports: Mapping[str, Any] = manifest.get("sources", {})
+    whole = total(counts)
+    origins = sorted({report["upstream"] for name, report in reports.items() if _hub_id(report, name, counts)})
+    data = DatasetCardData(
+        pretty_name=pretty_name,
+        license=hub_licenses(_licenses(counts, manifest)),
+        task_categories=["text-generation"],
+        size_categories=[size_category(whole.rows)],
+        source_datasets=origins or None,
+        tags=list(TAGS),
+    )
+    configs: dict[str, dict[str, Any]] = {}
+    infos: dict[str, DatasetInfo] = {}
+    for name in [DEFAULT_CONFIG, *counts]:
+        selected = counts if name == DEFAULT_CONFIG else {name: counts[name]}
+        folder = "*" if name == DEFAULT_CONFIG else name
+        splits = [split for split in SPLITS if any(split in each for each in selected.values())]
+        configs[name] = {
+            "data_files": [{"split": split, "path": f"records/{folder}/{split}-*"} for split in splits],
+            **({"default": True} if name == DEFAULT_CONFIG else {}),
+        }
+        sums = {split: total(selected, split) for split in splits}
+        infos[name] = DatasetInfo(
+            features=RECORD_FEATURES,
+            config_name=name,
+            splits=SplitDict(
+                {s: SplitInfo(s, num_bytes=facts.arrow_bytes, num_examples=facts.rows) for s, facts in sums.items()}
+            ),
+            download_size=sum(facts.file_bytes for facts in sums.values()),
+            dataset_size=sum(facts.arrow_bytes for facts in sums.values()),
+        )
+    MetadataConfigs(configs).to_dataset_card_data(data)
+    DatasetInfosDict(infos).to_dataset_card_data(data)
+    return data
+
+
+def _licenses(counts: Mapping[str, Mapping[str, SplitFacts]], manifest: Mapping[str, Any]) -> set[str]:
+    """Return the licences of the rows; the package's own sample rows only play those of their source."""
+    extents = manifest.get("extent", {}).get("sources", {})
+    found: set[str] = set()
+    for name, splits in counts.items():
+        if extents.get(name, {}).get("data_files") == "samples":
+            found.add("Apache-2.0")
+        else:
+            found.update(*(facts.licenses for facts in splits.values()))
+    return found
+
+
+def as_dict(data: CardData) -> dict[str, Any]:
+    """Return card metadata as plain values."""
+    values: dict[str, Any] = data.to_dict()  # type: ignore[no-untyped-call]
+    return values
+
+
+def _hub_id(report: Mapping[str, Any], name: str, counts: Mapping[str, Any]) -> bool:
+    return name in counts and str(report.get("upstream", "")).count("/") == 1
+
+
+def find_prompt(run: RunFolder, source: str, sample_id: str) -> list[dict[str, Any]] | None:
+    """Return the messages that a record answers, or None when the run's prompts are not at hand."""
+    path = run.prompts_path(source)
+    if not path.is_file():
+        return None
+    found = pq.read_table(path, columns=["messages"], filters=[("sample_id", "=", sample_id)])
+    return clean_messages(found["messages"][0].as_py()) if found.num_rows else None
+
+
+def typical_record(run: RunFolder, source: str, among: int = 200) -> dict[str, Any] | None:
+    """Return the finished record of median length among the first rows of `train`; the first row if none finished."""
+    table = next((table for path in run.record_files(source) if (table := _head(path, among)).num_rows), None)
+    if table is None:
+        return None
+    tokens = np.asarray(table["completion_tokens"])
+    finished = np.flatnonzero(np.asarray(table["finish_reason"].to_pylist()) == "stop")
+    order = finished[np.argsort(tokens[finished], kind="stable")]
+    row: dict[str, Any] = table.slice(int(order[len(order) // 2]) if order.size else 0, 1).to_pylist()[0]
+    return row
+
+
+def _head(path: Path, rows: int) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        batches = list(islice(file.iter_batches(batch_size=rows), 1))
+        return pa.Table.from_batches(batches, schema=file.schema_arrow)

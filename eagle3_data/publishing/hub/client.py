@@ -1,0 +1,274 @@
+"""Publish a run as a version on the Hub: `v1.0.0` of `org/name`.
+
+Goes in: a finished run folder (or a data set of records). Comes out: one commit that holds the whole version, and its
+tag. Readers of `main` see the old version or the new one, never a mixture: contents are sent first, where nobody can
+see them; then one commit makes them visible, on the condition that nobody else committed meanwhile; then comes the
+tag. Whatever breaks, the same command completes it, and contents that arrived are not sent again.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import datasets
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+
+from eagle3_data.errors import HubError
+from eagle3_data.publishing.hub.errors import is_passing, patiently, status_of, wait_for
+from eagle3_data.publishing.hub.plan import changes_since, listing, make_plan
+from eagle3_data.publishing.hub.repository import KIND, Repository, parse_repo
+from eagle3_data.publishing.hub.request import (
+    Head,
+    Order,
+    check_order,
+    check_succession,
+    read_head,
+    same_manifest,
+    same_records,
+)
+from eagle3_data.publishing.records_run import run_of_records, run_without
+from eagle3_data.publishing.release import MANIFEST, ReleaseFile
+from eagle3_data.publishing.report import PublishReport
+from eagle3_data.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from eagle3_data.target import Target
+
+_COMMIT_TRIES: Final = 5
+
+
+def publish(
+    run: RunFolder | Path | str | datasets.Dataset,
+    repo: str,
+    version: str,
+    *,
+    private: bool | None = None,
+    gated: Literal["auto", "manual"] | None = None,
+    create_pr: bool = False,
+    branch: str | None = None,
+    dry_run: bool = False,
+    allow_failed: bool = False,
+    drop_sources: Sequence[str] = (),
+    template: Path | None = None,
+    target: "Target | None" = None,
+    token: str | None = None,
+) -> PublishReport:
+    """Publish a finished run as a version.
+
+    Args:
+        run: a run folder, or a data set of records (see `run_of_records`).
+        repo: `org/name`; created when it is not there.
+        version: "1.0.0"; its tag is "v1.0.0". A version that exists is never overwritten.
+        private: whether a new repository is private; True is refused for one that is public.
+        gated: make readers ask for access, granted at once ("auto") or by hand.
+        create_pr: open a pull request in place of committing; publish again once it is merged, to set the tag.
+        branch: commit there in place of `main`; made from `main` when it is not there.
+        dry_run: list files, sizes and the card; nothing is sent.
+        allow_failed: publish although rows failed; the card says how many.
+        drop_sources: sources of the run to leave out; those that its recipe no longer has are left out anyway.
+        template: a card template in place of the shipped one.
+        target: decodes the record that the card shows.
+        token: of the Hub; that of HF_TOKEN or `hf auth login` when None.
+
+    Returns:
+        A report; `status` is "published", "completed" (a publish that had been cut was finished), "nothing to do",
+        "pull request" or "dry run".
+
+    Raises:
+        UsageError: the version, repository or a source name is wrong, or the version is older than the last one.
+        DataError: the run is not finished, has failed rows, is damaged, or a file holds a secret.
+        HubError: the Hub refused, or the version exists with other records.
+    """
+    if isinstance(run, datasets.Dataset):
+        with tempfile.TemporaryDirectory(prefix="eagle3-data-") as folder:
+            made = run_of_records(run, Path(folder) / "records", target=target)
+            return publish(
+                made, repo, version, private=private, gated=gated, create_pr=create_pr, branch=branch, dry_run=dry_run,
+                allow_failed=allow_failed, drop_sources=drop_sources, template=template, target=target, token=token,
+            )  # fmt: skip
+    order = check_order(run, version, drop_sources, branch, allow_failed, template, target, token)
+    known = order.manifest.get("extent", {}).get("sources", {})
+    # a source that was taken out of the recipe leaves its records in the run folder
+    if dropped := [*drop_sources, *(name for name in order.sources if known and name not in known)]:
+        with tempfile.TemporaryDirectory(prefix="eagle3-data-") as folder:
+            left = run_without(order.run, dropped, Path(folder) / order.run.path.name)
+            return publish(
+                left, repo, version, private=private, gated=gated, create_pr=create_pr, branch=branch, dry_run=dry_run,
+                allow_failed=allow_failed, template=template, target=target, token=token,
+            )  # fmt: skip
+    repository = Repository(parse_repo(repo)[0], token)
+    order = replace(order, secrets={**order.secrets, "HF_TOKEN": repository.token or ""})
+    if repository.token is None and not dry_run:
+        raise HubError(f"{repository.name}: no token to publish with; log in with `hf auth login` or set HF_TOKEN")
+    if dry_run:
+        return _dry_run(repository, order)
+    _ensure_repository(repository, private, gated)
+    tags = repository.tags()
+    if order.tag in tags:
+        return _existing_version(repository, order, tags[order.tag])
+    head = read_head(repository, order, create=True)
+    if done := _already_there(repository, order, head, tags):
+        return done
+    check_succession(repository, order, head)
+    return _commit(repository, order, head, create_pr)
+
+
+def _ensure_repository(repository: Repository, private: bool | None, gated: Literal["auto", "manual"] | None) -> None:
+    info = repository.info()
+    if info is None:
+        if kind := repository.other_kind():
+            raise HubError(
+                f"{repository.name}: that is a {kind} repository; choose another name, or create the data set of the "
+                f"same name first (`hf repo create {repository.name} --repo-type dataset`)"
+            )
+        with repository.errors("create"):
+            patiently(
+                lambda: repository.api.create_repo(repository.name, repo_type=KIND, private=private, exist_ok=True)
+            )
+    elif private and not info.private:
+        raise HubError(
+            f"{repository.name}: it is public and --private was asked for; make it private on its settings page, or "
+            "publish without --private"
+        )
+    if gated is not None:
+        with repository.errors("gate"):
+            patiently(lambda: repository.api.update_repo_settings(repository.name, gated=gated, repo_type=KIND))
+
+
+def _existing_version(repository: Repository, order: Order, commit: str) -> PublishReport:
+    if not same_records(order, repository.files(commit)):
+        raise HubError(
+            f"{repository.name}: {order.tag} exists and holds other records; a version is never overwritten, publish "
+            "under the next number"
+        )
+    return PublishReport(repository.name, order.version, "nothing to do", commit=commit)
+
+
+def _already_there(repository: Repository, order: Order, head: Head, tags: Mapping[str, str]) -> PublishReport | None:
+    """Finish a publish whose commit arrived without its tag; or find that the last version is this very content."""
+    if head.version == order.version and same_records(order, head.files):
+        _tag(repository, order, head.commit)
+        return PublishReport(repository.name, order.version, "completed", commit=head.commit)
+    if head.version and f"v{head.version}" in tags and same_records(order, head.files):
+        # rendered as that version, everything must come out as it stands there
+        past = replace(order, version=head.version)
+        again = make_plan(repository, past, head, list(head.manifest.get("changes", [])), [])
+        volatile = {MANIFEST} if same_manifest(order, head) else set()
+        if not again.delete and not [file for file in again.add if file.path not in volatile]:
+            return PublishReport(repository.name, head.version, "nothing to do", commit=head.commit)
+    return None
+
+
+def _commit(repository: Repository, order: Order, head: Head, create_pr: bool) -> PublishReport:
+    sent: dict[str, CommitOperationAdd] = {}
+    for attempt in range(_COMMIT_TRIES):
+        history, lines = changes_since(repository, order, head)
+        changes = [{"version": order.version, "lines": lines}, *history]
+        plan = make_plan(repository, order, head, changes, lines)
+        adds = [_operation(file, sent) for file in plan.add]
+        with repository.errors("send files to"):
+            repository.api.preupload_lfs_files(
+                repository.name, adds, repo_type=KIND, revision=order.branch, create_pr=create_pr, free_memory=False
+            )
+        operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
+            *adds,
+            *(CommitOperationDelete(path) for path in plan.delete),
+        ]
+        with repository.errors("publish to"):
+            try:
+                done = repository.api.create_commit(
+                    repository.name,
+                    operations,
+                    commit_message=f"Release {order.tag}",
+                    commit_description="\n".join(f"- {line}" for line in lines),
+                    repo_type=KIND,
+                    revision=order.branch,
+                    parent_commit=head.commit,
+                    create_pr=create_pr,
+                )
+            except OfflineModeIsEnabled:
+                raise
+            except (HTTPError, ConnectionError, TimeoutError) as error:
+                if attempt == _COMMIT_TRIES - 1 or not is_passing(error, 409, 412):
+                    raise
+                wait_for(error, attempt)
+                done = None
+        if done is not None:
+            break
+        head = read_head(repository, order, create=False)
+        if not create_pr and head.version == order.version and same_records(order, head.files):
+            # our own commit had arrived, and only its answer was lost
+            break
+    report = PublishReport(
+        repository.name,
+        order.version,
+        "pull request" if create_pr else "published",
+        commit=done.oid if done is not None else head.commit,
+        pull_request=str(done.pr_url or "") if done is not None and create_pr else "",
+        changes=tuple(lines),
+        card=plan.card,
+        files=listing(plan, head),
+    )
+    if not create_pr:
+        _tag(repository, order, report.commit)
+    return report
+
+
+def _operation(file: ReleaseFile, sent: dict[str, CommitOperationAdd]) -> CommitOperationAdd:
+    """Return the operation that adds a file; contents that were sent in an earlier try are not read again."""
+    key = f"{file.path}:{file.sha256}"
+    if key not in sent:
+        content = file.content if isinstance(file.content, bytes) else str(file.content)
+        sent[key] = CommitOperationAdd(file.path, content)
+    return sent[key]
+
+
+def _tag(repository: Repository, order: Order, commit: str) -> None:
+    with repository.errors(f"tag {order.tag} in"):
+        try:
+            patiently(
+                lambda: repository.api.create_tag(
+                    repository.name,
+                    tag=order.tag,
+                    tag_message=f"Release {order.tag}",
+                    revision=commit,
+                    repo_type=KIND,
+                )
+            )
+        except HfHubHTTPError as error:
+            # the answer to an earlier try may have been lost
+            if status_of(error) != 409 or repository.tags().get(order.tag) != commit:
+                raise
+
+
+def _dry_run(repository: Repository, order: Order) -> PublishReport:
+    """Say what a publish would do. A Hub that cannot be reached is no hindrance, and the report says so."""
+    note, known = "", True
+    head = Head()
+    try:
+        tags = repository.tags() if repository.info() is not None else {}
+        if order.tag in tags:
+            return replace(_existing_version(repository, order, tags[order.tag]), status="nothing to do")
+        if repository.info(order.branch) is not None:
+            head = read_head(repository, order, create=False)
+        check_succession(repository, order, head)
+        history, lines = changes_since(repository, order, head)
+    except HubError as error:
+        if "exists and holds" in str(error) or "holds other data" in str(error):
+            raise
+        note, known, head = f"not compared with the Hub: {error}", False, Head()
+        history, lines = changes_since(None, order, head)
+    plan = make_plan(repository, order, head, [{"version": order.version, "lines": lines}, *history], lines)
+    return PublishReport(
+        repository.name,
+        order.version,
+        "dry run",
+        commit=head.commit if known else "",
+        changes=tuple(lines),
+        card=plan.card,
+        files=listing(plan, head),
+        note=note,
+    )

@@ -1,0 +1,118 @@
+"""What one commit does to the repository: files to add and to delete, the card, and the change list.
+
+Goes in: an `Order` and the `Head` that it builds on. Comes out: a `Plan`; nothing is sent.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from eagle3_data.publishing.card.card import render_card
+from eagle3_data.publishing.card.changes import Opener, compare_rows, describe_changes, first_version, index_rows
+from eagle3_data.publishing.card.facts import read_counts, total
+from eagle3_data.publishing.hub.repository import Repository
+from eagle3_data.publishing.hub.request import Head, Order
+from eagle3_data.publishing.release import (
+    CARD,
+    OWNED_FOLDERS,
+    ReleaseFile,
+    forbid_secrets,
+    public_manifest,
+    record_paths,
+    release_files,
+)
+from eagle3_data.publishing.report import PublishedFile
+from eagle3_data.run_folder import read_json
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a commit would do."""
+
+    files: Sequence[ReleaseFile]
+    card: str
+    add: Sequence[ReleaseFile]
+    delete: Sequence[str]
+    changes: Sequence[str]
+
+
+def changes_since(repository: Repository | None, order: Order, head: Head) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the change list so far and the lines of this version."""
+    history = [change for change in head.manifest.get("changes", []) if change.get("version") != order.version]
+    if repository is None or not head.version or not history:
+        counts = read_counts(order.run, list(order.sources))
+        whole = total(counts)
+        return history, first_version(list(counts), whole.rows, whole.completion_tokens)
+    if head.version == order.version:
+        # an untagged commit of this very version is being replaced: compare with the version before it
+        before = f"v{history[0]['version']}"
+        head = Head(before, repository.files(before), repository.manifest(before))
+    mine = {file.path: file for file in record_paths(order.run, order.sources)}
+    rows = {}
+    for source in order.sources:
+        theirs = {path for path in head.files if path.startswith(f"records/{source}/")}
+        ours = {path for path in mine if path.startswith(f"records/{source}/")}
+        if not theirs:
+            continue
+        same = {path for path in ours & theirs if mine[path].same_as(head.files[path])}
+        old = index_rows([_remote(repository, path, head.commit) for path in sorted(theirs - same)])
+        new = index_rows([_local(mine[path]) for path in sorted(ours - same)])
+        alike = sum(_count_rows(mine[path]) for path in same)
+        rows[source] = compare_rows(old, new, alike)
+    lengths = (repository.read_json("lengths.json", head.commit), read_json(order.run.lengths_path))
+    return history, describe_changes(head.manifest, public_manifest(order.manifest, order.sources), rows, lengths)
+
+
+def _remote(repository: Repository, path: str, commit: str) -> Opener:
+    return lambda: repository.open(path, commit)
+
+
+def _local(file: ReleaseFile) -> Opener:
+    def opened() -> AbstractContextManager[Any]:
+        assert isinstance(file.content, Path)
+        return file.content.open("rb")
+
+    return opened
+
+
+def _count_rows(file: ReleaseFile) -> int:
+    return int(pq.read_metadata(file.content).num_rows)
+
+
+def make_plan(
+    repository: Repository, order: Order, head: Head, changes: list[dict[str, Any]], lines: Sequence[str]
+) -> Plan:
+    files = release_files(order.run, order.manifest, order.sources, order.version, changes)
+    card = render_card(
+        order.run,
+        order.template,
+        target=order.target,
+        repo=repository.name,
+        version=order.version,
+        sources=order.sources,
+        changes=changes,
+        existing=head.card if head.manifest or head.card else None,
+    )
+    files.append(ReleaseFile(CARD, card.encode()))
+    forbid_secrets(files, order.secrets)
+    kept = {file.path for file in files}
+    delete = [path for path in head.files if path.startswith(OWNED_FOLDERS) and path not in kept]
+    add = [file for file in files if not file.same_as(head.files.get(file.path))]
+    return Plan(files, card, add, sorted(delete), lines)
+
+
+def listing(plan: Plan, head: Head) -> tuple[PublishedFile, ...]:
+    added = {file.path for file in plan.add}
+    listed = [
+        PublishedFile(
+            file.path,
+            file.size,
+            "unchanged" if file.path not in added else "replaced" if file.path in head.files else "new",
+        )
+        for file in plan.files
+    ]
+    return (*listed, *(PublishedFile(path, head.files[path].size, "deleted") for path in plan.delete))

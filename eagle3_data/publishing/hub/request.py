@@ -1,0 +1,139 @@
+"""What a publish is asked to do, and what stands in the repository before it.
+
+Goes in: the arguments of `publish` and a repository. Comes out: an `Order` whose run is known to be fit, and the
+`Head` of the branch that it goes to.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from eagle3_data.errors import HubError, UsageError
+from eagle3_data.publishing.hub.errors import patiently
+from eagle3_data.publishing.hub.repository import KIND, Repository
+from eagle3_data.publishing.release import (
+    CARD,
+    RemoteFile,
+    check_complete,
+    parse_version,
+    plain_version,
+    public_manifest,
+    record_paths,
+)
+from eagle3_data.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from eagle3_data.target import Target
+
+MAIN: Final = "main"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What was asked for, checked."""
+
+    run: RunFolder
+    manifest: Mapping[str, Any]
+    sources: tuple[str, ...]
+    version: str
+    branch: str
+    template: Path | None
+    target: "Target | None"
+    secrets: Mapping[str, str]
+
+    @property
+    def tag(self) -> str:
+        return f"v{self.version}"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What stands in the repository now."""
+
+    commit: str = ""
+    files: Mapping[str, RemoteFile] = field(default_factory=dict)
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    card: str | None = None
+
+    @property
+    def version(self) -> str:
+        return str(self.manifest.get("version") or "")
+
+
+def check_order(
+    run: RunFolder | Path | str,
+    version: str,
+    drop_sources: Sequence[str],
+    branch: str | None,
+    allow_failed: bool,
+    template: Path | None,
+    target: "Target | None",
+    token: str | None,
+) -> Order:
+    folder = run if isinstance(run, RunFolder) else RunFolder(run)
+    plain = plain_version(version)
+    manifest = folder.read_manifest()
+    names = folder.sources()
+    if unknown := [name for name in drop_sources if name not in names]:
+        raise UsageError(f"{folder.path}: no source {unknown[0]!r} to drop; it has {', '.join(names) or 'none'}")
+    sources = tuple(name for name in names if name not in drop_sources)
+    check_complete(folder, manifest, sources, allow_failed)
+    secrets = {"the token": token or ""}
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", str(manifest.get("engine", {}).get("api_key_env") or "")):
+        secrets[name] = os.environ.get(name, "") if name else ""
+    return Order(folder, manifest, sources, plain, branch or MAIN, template, target, secrets)
+
+
+def read_head(repository: Repository, order: Order, *, create: bool) -> Head:
+    """Read what stands on the branch; the branch is made first when it is not there."""
+    if order.branch != MAIN and create:
+        with repository.errors(f"make branch {order.branch} of"):
+            patiently(
+                lambda: repository.api.create_branch(
+                    repository.name, branch=order.branch, repo_type=KIND, exist_ok=True
+                )
+            )
+    info = repository.info(order.branch)
+    if info is None or info.sha is None:
+        return Head()
+    files = repository.files(info.sha)
+    manifest = repository.manifest(info.sha)
+    strange = [path for path in files if path not in (".gitattributes", CARD)]
+    if strange and not manifest:
+        raise HubError(
+            f"{repository.name}: it holds other data ({strange[0]} and {len(strange) - 1:,} more files), not a "
+            "version of eagle3-data; publish to a repository of its own"
+        )
+    return Head(info.sha, files, manifest, repository.card(info.sha))
+
+
+def same_records(order: Order, files: Mapping[str, RemoteFile]) -> bool:
+    mine = record_paths(order.run, order.sources)
+    theirs = {path for path in files if path.startswith("records/")}
+    return theirs == {file.path for file in mine} and all(file.same_as(files[file.path]) for file in mine)
+
+
+def same_manifest(order: Order, head: Head) -> bool:
+    """Whether the manifests differ only in how long the run took."""
+    ignored = {"throughput", "version", "changes", "versions", "stages"}
+    mine = public_manifest(order.manifest, order.sources)
+    return {k: v for k, v in mine.items() if k not in ignored} == {
+        k: v for k, v in head.manifest.items() if k not in ignored
+    }
+
+
+def check_succession(repository: Repository, order: Order, head: Head) -> None:
+    if head.version and parse_version(head.version) > parse_version(order.version):
+        raise UsageError(
+            f"{repository.name}: {order.branch} holds v{head.version}, which is newer than {order.tag}; choose a "
+            "higher number, or publish on a branch of its own (--branch)"
+        )
+    there = head.manifest.get("identity", {}).get("target", {}).get("model")
+    mine = order.manifest.get("identity", {}).get("target", {}).get("model")
+    if there and mine and Path(there).name != Path(mine).name:
+        raise UsageError(
+            f"{repository.name}: it holds answers of {there}, and this run those of {mine}; give each target a "
+            "repository of its own"
+        )

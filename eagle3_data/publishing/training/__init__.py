@@ -1,0 +1,1 @@
+"""Rows as trainers read them: exports, training views, the draft vocabulary."""

@@ -1,0 +1,168 @@
+"""SpecForge's and speculators' own loaders read our export and our vocabulary, in virtual environments of their own.
+
+They need torch, so they are not among the development dependencies. To run these tests:
+
+    python -m venv specforge && specforge/bin/pip install torch transformers datasets accelerate openai-harmony \
+        psutil requests && specforge/bin/pip install --no-deps specforge==0.2.0
+    python -m venv speculators && speculators/bin/pip install 'torch<=2.14.1' 'datasets<=5.1.0' \
+        'transformers<=5.19.0' httpx loguru openai pydantic-settings typer psutil protobuf && \
+        speculators/bin/pip install --no-deps speculators==0.9.0 hs-connectors==0.9.0
+    EAGLE3_DATA_SPECFORGE=specforge EAGLE3_DATA_SPECULATORS=speculators pytest tests/test_trainers.py
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from support.run_folders import make_run
+
+from eagle3_data.publishing.training.exports import export
+from eagle3_data.publishing.training.vocabulary import draft_vocabulary
+from eagle3_data.run_folder import RunFolder
+
+pytestmark = pytest.mark.slow
+VOCABULARY, SIZE = 49_152, 2_000
+
+
+def python_of(variable: str) -> Path:
+    folder = os.environ.get(variable, "")
+    python = Path(folder).expanduser() / "bin" / "python"
+    if not folder or not python.is_file():
+        pytest.skip(f"{variable} names no virtual environment (see the top of {Path(__file__).name})")
+    return python
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    rows = {"B1_glaive": 150, "B4_mixturethoughts": 150, "B5_openthoughts": 150, "B8_sweagent": 150}
+    return make_run(tmp_path_factory.mktemp("run") / "run", rows, holdout=5)
+
+
+def expected(run: RunFolder) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Every training row of the run, straight from the records: ids -> mask."""
+    rows = {}
+    for source in run.sources():
+        for row in pq.read_table(run.record_files(source)[0]).to_pylist():
+            mask = [0] * len(row["input_ids"]) + [1] * len(row["output_ids"])
+            rows[(*row["input_ids"], *row["output_ids"])] = tuple(mask)
+    return rows
+
+
+def call(python: Path, code: str, *arguments: Any) -> Any:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(python), "-c", code, *map(str, arguments)],
+        env=environment | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_specforge_reads_every_row_and_its_mask(run: RunFolder, tmp_path: Path) -> None:
+    python = python_of("EAGLE3_DATA_SPECFORGE")
+    export(run, "specforge", tmp_path / "train.jsonl")
+    code = """
+import json, sys
+from specforge.data.prompt_builder import prepare_prompt_tasks
+tasks = prepare_prompt_tasks(sys.argv[1], None, chat_template=None, max_length=4096, is_preformatted=False,
+    train_only_last_turn=False, cache_dir=None, cache_key=None, num_proc=None)
+print(json.dumps([[task["payload"]["input_ids"], task["payload"]["loss_mask"]] for task in tasks]))
+"""
+    rows = call(python, code, tmp_path / "train.jsonl")
+    assert len(rows) == 145 * 4
+    assert {tuple(ids): tuple(mask) for ids, mask in rows} == expected(run)
+
+
+def test_specforge_loads_the_vocabulary(run: RunFolder, tmp_path: Path) -> None:
+    python = python_of("EAGLE3_DATA_SPECFORGE")
+    made = draft_vocabulary(run, SIZE, tmp_path)
+    code = """
+import json, sys, types, torch
+from specforge.core.compact_teacher import validate_vocab_mapping_consistency
+from specforge.modeling.draft.base import Eagle3DraftModel
+t2d, d2t = torch.zeros(int(sys.argv[2]), dtype=torch.bool), torch.zeros(int(sys.argv[3]), dtype=torch.int64)
+model = types.SimpleNamespace(t2d=t2d, d2t=d2t)
+Eagle3DraftModel.load_vocab_mapping(model, sys.argv[1])
+validate_vocab_mapping_consistency(model.t2d, model.d2t)
+print(json.dumps([model.vocab_mapping_loaded, torch.nonzero(model.t2d).flatten().tolist()]))
+"""
+    loaded, ids = call(python, code, tmp_path / "vocab_mapping.pt", VOCABULARY, SIZE)
+    assert loaded and ids == made.ids.tolist()
+
+
+def test_specforge_would_choose_the_same_vocabulary(run: RunFolder, tmp_path: Path) -> None:
+    """Same counts, same d2t, where no ids are pinned and no tie decides: compared on the share covered."""
+    python = python_of("EAGLE3_DATA_SPECFORGE")
+    export(run, "specforge", tmp_path / "train.jsonl")
+    made = draft_vocabulary(run, SIZE)
+    code = """
+import collections, json, sys
+from specforge.data.preprocessing import process_token_dict_to_mappings
+counts = collections.Counter()
+for line in open(sys.argv[1]):
+    row = json.loads(line)
+    counts.update(token for token, mask in zip(row["input_ids"], row["loss_mask"]) if mask)
+total = sum(counts.values())
+d2t, t2d = process_token_dict_to_mappings(counts, int(sys.argv[2]), int(sys.argv[3]))
+print(json.dumps([total, sum(counts[token] for token, used in enumerate(t2d.tolist()) if used)]))
+"""
+    total, covered = call(python, code, tmp_path / "train.jsonl", SIZE, VOCABULARY)
+    assert total == made.tokens
+    # the two pinned control ids may push out two of the rarest ids
+    assert covered / total == pytest.approx(made.coverage["whole"], abs=20 / total)
+
+
+def test_speculators_prepares_every_row_with_its_mask(run: RunFolder, tmp_path: Path) -> None:
+    python = python_of("EAGLE3_DATA_SPECULATORS")
+    from support.shared import SHARED as shared
+
+    tokenizer = shared / "tokenizers" / "smollm2"
+    if not tokenizer.is_dir():
+        pytest.skip(f"no tokenizer at {tokenizer}, which prepare-data wants for showing a sample")
+    report = export(run, "speculators", tmp_path / "train.jsonl")
+    code = """
+import json, subprocess, sys, pathlib
+tool = pathlib.Path(sys.executable).with_name("speculators")
+done = subprocess.run([str(tool), "prepare-data", "--model", sys.argv[1], "--data", sys.argv[2],
+    "--output", sys.argv[3], "--seq-length", sys.argv[4], "--num-preprocessing-workers", "1", "--no-skip-token-freq"],
+    capture_output=True, text=True)
+assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+from datasets import load_from_disk
+rows = load_from_disk(sys.argv[3]).with_format(None)
+import torch
+frequencies = torch.load(sys.argv[3] + "/token_freq.pt", weights_only=True)
+print(json.dumps([[[row["input_ids"], row["loss_mask"]] for row in rows], sum(frequencies.values())]))
+"""
+    rows, tokens = call(python, code, tokenizer, tmp_path / "train.jsonl", tmp_path / "out", report.longest)
+    assert len(rows) == report.written == 145 * 4
+    assert {tuple(ids): tuple(mask) for ids, mask in rows} == expected(run)
+    assert tokens == report.loss_tokens
+
+
+def test_speculators_loads_the_vocabulary_and_would_choose_it(run: RunFolder, tmp_path: Path) -> None:
+    python = python_of("EAGLE3_DATA_SPECULATORS")
+    export(run, "speculators", tmp_path / "train.jsonl")
+    made = draft_vocabulary(run, SIZE, tmp_path)
+    code = """
+import collections, json, sys
+from speculators.train.cli import _load_mappings
+from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
+d2t, t2d, size = _load_mappings(sys.argv[1] + "/d2t.npy", sys.argv[1] + "/t2d.npy", int(sys.argv[2]))
+counts = collections.Counter()
+for line in open(sys.argv[1] + "/train.jsonl"):
+    row = json.loads(line)
+    counts.update(token for token, mask in zip(row["input_ids"], row["loss_mask"]) if mask)
+for pinned in json.loads(sys.argv[4]):
+    counts[pinned] += 10**9
+theirs, selected = build_vocab_mappings_from_distribution(dict(counts), size, int(sys.argv[3]))
+print(json.dumps([bool((theirs == d2t).all()), bool((selected == t2d).all()), size]))
+"""
+    same = call(python, code, tmp_path, SIZE, VOCABULARY, json.dumps(made.pinned))
+    assert same == [True, True, SIZE]

@@ -1,1 +1,0 @@
-"""Servers that tests start: they speak the protocols of the real ones, and misbehave on demand."""
