@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import tokenizers as makers
+from support import made_tokenizers as makers
 from support.shared import SHARED
 
 from eagle3_data.errors import DataError, TargetError

@@ -42,7 +42,7 @@ _EXAMPLE_IDS: Final = 12
 def template_path() -> Path:
     """Return the card template that comes with the package (or lies in the checkout)."""
     packaged = Path(str(resources.files("eagle3_data"))) / "_cards" / TEMPLATE_NAME
-    return packaged if packaged.is_file() else Path(__file__).resolve().parents[2] / "cards" / TEMPLATE_NAME
+    return packaged if packaged.is_file() else Path(__file__).resolve().parents[3] / "cards" / TEMPLATE_NAME
 
 
 def render_card(
