@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import yaml
+from pydantic import ValidationError
 
 from eagle3_data import sources
 from eagle3_data.errors import RecipeError
+from eagle3_data.sampling import SAMPLING_DEFAULTS, Sampling
 from eagle3_data.sources.registry import builder
+from eagle3_data.validation import mistakes
 
 AUTO: Final = "auto"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -102,18 +105,6 @@ class Recipe:
     publish: PublishSpec | None = None
     text: str = ""
     file: str = ""
-
-
-# Every sampling parameter is sent: what is left out would come from the server's generation_config.
-SAMPLING_DEFAULTS: Final[Mapping[str, float]] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-}
 
 
 def shipped_recipes() -> list[str]:
@@ -319,7 +310,7 @@ class _Reader:
             raise self.fail(root, "the recipe: the key 'target' is missing; only engine.embedded brings its own")
         if engine.embedded and "target" in keys:
             raise self.fail(root, "the recipe: with engine.embedded the target is that model; leave 'target' out")
-        keys["sampling"] = {**SAMPLING_DEFAULTS, **keys.get("sampling", {})}
+        keys["sampling"] = keys.get("sampling", dict(SAMPLING_DEFAULTS))
         return Recipe(**keys, text=text, file=self.file)
 
     def name(self, node: yaml.Node, key: str) -> str:
@@ -370,25 +361,15 @@ class _Reader:
             raise self.fail(node, f"{key}: not a server's URL; write http://host:port, keys go through api_key_env")
         return value.rstrip("/")
 
-    def sampling(self, node: yaml.Node, key: str) -> dict[str, float]:
-        top_k = self.whole(-1)
-
-        def checked_top_k(item: yaml.Node, path: str) -> int:
-            value = int(top_k(item, path))
-            if value == 0:
-                raise self.fail(item, f"{path}: 0 is impossible; -1 turns it off")
-            return value
-
-        checks: dict[str, Check] = {
-            "temperature": self.number(0, 100),
-            "top_p": self.number(0, 1, open_low=True),
-            "top_k": checked_top_k,
-            "min_p": self.number(0, 1),
-            "repetition_penalty": self.number(0, 2, open_low=True),
-            "frequency_penalty": self.number(-2, 2),
-            "presence_penalty": self.number(-2, 2),
-        }
-        return dict(self.mapping(node, key, checks))
+    def sampling(self, node: yaml.Node, key: str) -> dict[str, float | int]:
+        nodes = self.items(node, key)
+        given = {name: self.plain(value, key) for name, (_, value) in nodes.items() if not self.is_null(value)}
+        try:
+            return Sampling.model_validate(given).values()
+        except ValidationError as error:
+            path, sentence = mistakes(error, given, (key,))[0]
+            key_node, value = nodes[str(path[1])]
+            raise self.fail(value if path[1] in Sampling.model_fields else key_node, sentence) from None
 
     def sources(self, node: yaml.Node, key: str) -> tuple[SourceSpec, ...]:
         entries = self.items(node, key)

@@ -10,7 +10,7 @@ import eagle3_data
 
 PACKAGE = Path(eagle3_data.__file__).parent
 LAYERS = ["sources", "target", "engine", "generation", "check", "lengths", "publishing"]
-FOUNDATIONS = {"schema", "errors", "run_folder", "loops", "foreign_text"}
+FOUNDATIONS = {"schema", "errors", "run_folder", "loops", "foreign_text", "validation", "sampling"}
 ENTRY_POINTS = {"recipe", "pipeline", "cli", "progress"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from eagle3_data.errors import RecipeError
-from eagle3_data.recipe import SAMPLING_DEFAULTS, load_recipe, parse_recipe, shipped_recipes
+from eagle3_data.recipe import load_recipe, parse_recipe, shipped_recipes
+from eagle3_data.sampling import SAMPLING_DEFAULTS
 
 GOOD = """\
 name: mine
@@ -58,7 +59,7 @@ BAD = {
     "top_k of 0": (
         f"{BASE}sampling: {{top_k: 0}}\nsources:\n  B1_glaive: {{max_new_tokens: 5}}",
         3,
-        "-1 turns it off",
+        "at least 1, or be -1",
     ),
     "not a number": (f"{BASE}sampling: {{temperature: .nan}}\nsources: {{}}", 3, "impossible"),
     "twice": (f"{BASE}sources:\n  B1_glaive: {{max_new_tokens: 5}}\n  B1_glaive: {{max_new_tokens: 6}}", 5, "twice"),

@@ -20,7 +20,7 @@ from eagle3_data.errors import DataError, UsageError
 from eagle3_data.generation.budget import truncation
 from eagle3_data.generation.client.connections import Connection, Connections
 from eagle3_data.generation.client.facts import ServerFacts
-from eagle3_data.generation.client.protocol import RequestBody, complete_sampling
+from eagle3_data.generation.client.protocol import RequestBody
 from eagle3_data.generation.client.retrying import RetryPolicy, RowError
 from eagle3_data.generation.client.server import Endpoint
 from eagle3_data.generation.client.servers import Concurrency
@@ -31,6 +31,7 @@ from eagle3_data.generation.journal.sharing import shared_journal
 from eagle3_data.generation.prompts.rendered import Renderer
 from eagle3_data.generation.records.columns import Reader, step_columns
 from eagle3_data.generation.storm import Storm
+from eagle3_data.sampling import complete_sampling
 from eagle3_data.schema import clean_messages
 
 # Below this many rows at once Dataset.map spins on the tasks that wait behind a slow one (60 CPU seconds where 3 do).

@@ -6,63 +6,20 @@ an `AnswerError` that holds the evidence. Protocol facts were measured on SGLang
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import orjson
 import simdjson
 
-from eagle3_data.errors import RecipeError
 from eagle3_data.generation.journal.entry import Ids
-
-# Every value is sent: what is left out would come from the model's generation_config, unrecorded.
-SAMPLING_DEFAULTS: Final[dict[str, float | int]] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_new_tokens": 0,
-}
-_RANGES: Final[dict[str, tuple[float, float, str]]] = {
-    "temperature": (0.0, 100.0, "0 or more"),
-    "top_p": (1e-9, 1.0, "above 0 and at most 1"),
-    "min_p": (0.0, 1.0, "between 0 and 1"),
-    "frequency_penalty": (-2.0, 2.0, "between -2 and 2"),
-    "presence_penalty": (-2.0, 2.0, "between -2 and 2"),
-    "repetition_penalty": (1e-9, 2.0, "above 0 and at most 2"),
-    "min_new_tokens": (0, 2**31 - 1, "0 or more"),
-}
-
-
-def complete_sampling(sampling: Mapping[str, float | int]) -> dict[str, float | int]:
-    """Return all sampling parameters, defaults filled in, checked.
-
-    Raises:
-        RecipeError: an unknown name, or a value out of its range.
-    """
-    for name, value in sampling.items():
-        if name not in SAMPLING_DEFAULTS:
-            raise RecipeError(f"sampling.{name}: unknown; there are {', '.join(SAMPLING_DEFAULTS)}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RecipeError(f"sampling.{name}: {value!r} is not a number")
-        if name == "top_k":
-            if value != int(value) or (value < 1 and value != -1):
-                raise RecipeError(f"sampling.top_k: {value!r} must be -1 (all) or a whole number from 1")
-        elif not _RANGES[name][0] <= value <= _RANGES[name][1]:
-            raise RecipeError(f"sampling.{name}: {value!r} must be {_RANGES[name][2]}")
-    whole = {"top_k", "min_new_tokens"}
-    merged = {**SAMPLING_DEFAULTS, **sampling}
-    return {name: int(value) if name in whole else float(value) for name, value in merged.items()}
 
 
 class RequestBody:
     """Builds the JSON of a request; all but ids and budget is written once.
 
     Args:
-        sampling: as `complete_sampling` returns it.
+        sampling: every parameter, as `complete_sampling` returns them.
         stop_token_ids: ids that end an answer.
     """
 
