@@ -19,8 +19,9 @@ import huggingface_hub
 from huggingface_hub import HfApi
 
 import eagle3_data.lengths.views.markdown  # noqa: F401  what every publish needs is imported once, before the forks
-from eagle3_data.publishing.hub.client import errors as hub_errors
-from eagle3_data.publishing.hub.client import publish, versions
+from eagle3_data.publishing.hub import errors as hub_errors
+from eagle3_data.publishing.hub import versions
+from eagle3_data.publishing.hub.client import publish
 from eagle3_data.run_folder import RunFolder
 
 datasets.disable_progress_bars()
