@@ -12,6 +12,7 @@
     │   ├── WrongModelError        the engine serves another model than the target
     │   └── TooManyFailures        most requests fail: the run is stopped before it burns its rows
     ├── HubError .............. 3  the Hugging Face Hub refused
+    │   └── HubUnreachable         no connection, offline mode, or trouble that passes (rate limits, 5xx)
     └── MachineError .......... 4  this machine: disk, permissions
         ├── DiskFull
         └── RunLocked              another process works on the same run folder
@@ -78,6 +79,10 @@ class HubError(Eagle3DataError):
     """The Hugging Face Hub refused a request."""
 
     exit_status = 3
+
+
+class HubUnreachable(HubError):
+    """The Hub did not answer, or not as it does in good times: the same call may work later."""
 
 
 class MachineError(Eagle3DataError):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Status = Literal["published", "completed", "nothing to do", "pull request", "dry run"]
+Status = Literal["published", "completed", "tagged", "nothing to do", "pull request", "dry run"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class PublishReport:
         lines = {
             "published": [f"published {name}: {self._size()}"],
             "completed": [f"completed {name}: its commit was there, now its tag is too"],
+            "tagged": [f"tagged {name}: {self.note}"],
             "nothing to do": [f"nothing to do: {name} already holds exactly this"],
             "pull request": [
                 f"opened a pull request for {name}: {self.pull_request} ({self._size()})",
@@ -67,10 +68,10 @@ class PublishReport:
         if self.status == "dry run":
             lines += [f"  {file.action:<9} {file.bytes:>14,}  {file.path}" for file in self.files]
             lines += ["", self.card]
-        elif self.status in ("published", "completed"):
+        elif self.status in ("published", "completed", "tagged"):
             lines.append(f'  load_dataset("{self.repo}", revision="v{self.version}")')
-        if self.note:
-            lines.append(self.note)
+        if self.note and self.status != "tagged":
+            lines.insert(0, self.note)
         return "\n".join(lines)
 
     def _size(self) -> str:

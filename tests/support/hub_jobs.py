@@ -1,4 +1,4 @@
-"""What the clients of the test Hub do: each function is one job, run in a process that `servers.hub_client` forks.
+"""What the clients of the test Hub do: each function is one job, run in a process that `support.hub_client` forks.
 
 Goes in: JSON values. Comes out: JSON values, small enough to be compared in a test.
 """

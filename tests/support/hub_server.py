@@ -1,6 +1,6 @@
 """A small Hugging Face Hub for tests: the real HTTP protocol, on loopback, with faults on demand.
 
-    python tests/servers/hub.py [--port 0] [--folder DIR]      prints its URL, then serves until its stdin closes
+    python tests/support/hub_server.py [--port 0] [--folder DIR]   prints its URL, then serves until its stdin closes
 
 The unmodified `huggingface_hub` and `datasets` talk to it through HF_ENDPOINT (and HF_HUB_DISABLE_XET=1: the client
 alone decides between Xet and LFS). It knows repositories of every kind, private and gated ones, tokens with and
@@ -94,9 +94,9 @@ class Repo:
 class Fault:
     """What goes wrong: at the (after + 1)-th request whose "METHOD path" matches, and `times` times from there.
 
-    Actions: `status` answers with a status; `drop` closes the connection unanswered; `half` reads half of the body and
-    closes; `lose` does the work and closes before the answer; `kill` kills `pid` unanswered; `kill_after` does the
-    work and kills it.
+    Actions: `status` answers with a status; `expired` refuses as an object storage does; `drop` closes the connection
+    unanswered; `half` reads half of the body and closes; `lose` does the work and closes before the answer; `kill`
+    kills `pid` unanswered; `kill_after` does the work and kills it.
     """
 
     match: str
@@ -171,6 +171,9 @@ class Hub:
         if fault.action == "status":
             headers = {"X-Error-Message": fault.message, **fault.headers}
             return web.json_response({"error": fault.message}, status=fault.status, headers=headers)
+        if fault.action == "expired":
+            body = "<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
+            return web.Response(status=403, text=body, content_type="application/xml")
         if fault.action == "half":
             wanted = int(request.headers.get("Content-Length") or 0) // 2
             while wanted > 0 and (chunk := await request.content.read(min(wanted, 65_536))):
@@ -418,7 +421,8 @@ async def preupload(request: web.Request) -> web.Response:
 @routes.post("/{ns}/{name}.git/info/lfs/objects/batch")
 async def lfs_batch(request: web.Request) -> web.Response:
     hub(request).repo(request, write=True)
-    base, part, answers = f"{base_url(request)}/_lfs", hub(request).part_bytes, []
+    # another host, as on the real Hub
+    base, part, answers = f"http://localhost:{request.url.port}/_lfs", hub(request).part_bytes, []
     for wanted in (await request.json())["objects"]:
         oid, size = wanted["oid"], wanted["size"]
         answer: dict[str, Any] = {"oid": oid, "size": size}

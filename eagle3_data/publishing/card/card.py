@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 TEMPLATE_NAME: Final = "dataset_card.md.j2"
 _EXAMPLE_CHARACTERS: Final = 6_000
 _EXAMPLE_IDS: Final = 12
+_CAPS_SHOWN: Final = 3
 
 
 def template_path() -> Path:
@@ -201,10 +202,7 @@ def _source(name: str, manifest: Mapping[str, Any], splits: Mapping[str, SplitFa
     generation = manifest.get("generation", {}).get(name, {})
     rejected = report.get("rejected", {})
     cap, further = caps(extent)
-    licenses: dict[str, int] = {}
-    for facts in splits.values():
-        for key, rows in facts.licenses.items():
-            licenses[key] = licenses.get(key, 0) + rows
+    whole = sum(splits.values(), SplitFacts())
     builder = extent.get("source") or report.get("builder") or name
     files = extent.get("data_files")
     return {
@@ -214,8 +212,7 @@ def _source(name: str, manifest: Mapping[str, Any], splits: Mapping[str, SplitFa
         "config": extent.get("config") or report.get("config"),
         "turns": extent.get("turns") or report.get("turns"),
         "requested": extent.get("rows", report.get("requested")),
-        "max_new_tokens": cap if cap is not None else extent.get("max_new_tokens"),
-        "extended_to": further,
+        "cap": _cap_words(cap if cap is not None else extent.get("max_new_tokens"), further, whole.cut_at),
         "validation": splits["validation"].rows if "validation" in splits else 0,
         "read": report.get("read", 0),
         "kept": report.get("kept", 0),
@@ -224,9 +221,23 @@ def _source(name: str, manifest: Mapping[str, Any], splits: Mapping[str, SplitFa
         "rejects": sum(rejected.values()),
         "failed": generation.get("failed", 0),
         "skipped": generation.get("skipped", 0),
-        "licenses": licenses,
+        "licenses": whole.licenses,
         "attribution": ATTRIBUTIONS.get(builder),
     }
+
+
+def _cap_words(cap: Any, further: int | None, cut_at: Mapping[int, int]) -> str:
+    """Say under which caps the rows of a source were made: those of the recipe, and others that rows were cut at."""
+    words = f"{cap:,}" if isinstance(cap, int) else str(cap or "not recorded")
+    if further is not None:
+        words += f", cut rows continued up to {further:,}"
+    others = {tokens: rows for tokens, rows in sorted(cut_at.items()) if tokens not in (cap, further)}
+    if len(others) > _CAPS_SHOWN:
+        rows, caps_met = sum(others.values()), list(others)
+        return f"{words}; {rows:,} rows were cut at other caps, {caps_met[0]:,} to {caps_met[-1]:,}"
+    for tokens, rows in others.items():
+        words += f"; {rows:,} {'row was' if rows == 1 else 'rows were'} cut at {tokens:,}"
+    return words
 
 
 def lengths_markdown(run: RunFolder, counts: Mapping[str, Mapping[str, SplitFacts]]) -> str:

@@ -49,6 +49,7 @@ class SplitFacts:
         rows, prompt_tokens, completion_tokens, reasoning_tokens, tool_calls: sums over the rows.
         finish_reasons: rows by finish_reason.
         licenses: rows by the licence of their upstream row.
+        cut_at: rows that a cap cut, by their output tokens, which are the cap that they met.
         file_bytes, arrow_bytes: size on disk, and as Arrow in memory.
     """
 
@@ -59,6 +60,7 @@ class SplitFacts:
     tool_calls: int = 0
     finish_reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
     licenses: dict[str, int] = field(default_factory=dict)
+    cut_at: dict[int, int] = field(default_factory=dict)
     file_bytes: int = 0
     arrow_bytes: int = 0
 
@@ -110,9 +112,9 @@ def _count(file: pq.ParquetFile, facts: SplitFacts) -> None:
         )
         for name in ("prompt_tokens", "completion_tokens", "reasoning_tokens", "tool_calls"):
             setattr(facts, name, getattr(facts, name) + int(pc.sum(batch[name]).as_py() or 0))
-        for name, tally in (("finish_reason", facts.finish_reasons), ("license", facts.licenses)):
-            for entry in pc.value_counts(batch[name]).to_pylist():
-                tally[entry["values"]] = tally.get(entry["values"], 0) + entry["counts"]
+        _tally(facts.finish_reasons, batch["finish_reason"])
+        _tally(facts.licenses, batch["license"])
+        _tally(facts.cut_at, batch["completion_tokens"].filter(pc.equal(batch["finish_reason"], "length_cap")))
     for group in range(file.metadata.num_row_groups):
         part = file.metadata.row_group(group)
         for index in range(part.num_columns):
@@ -120,6 +122,11 @@ def _count(file: pq.ParquetFile, facts: SplitFacts) -> None:
             if column.path_in_schema.split(".")[0] not in _LISTS:
                 facts.arrow_bytes += column.total_uncompressed_size
         facts.arrow_bytes += 8 * part.num_rows
+
+
+def _tally(counts: dict[Any, int], values: pa.Array) -> None:
+    for entry in pc.value_counts(values).to_pylist():
+        counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
 
 
 def read_counts(run: RunFolder, sources: list[str]) -> dict[str, dict[str, SplitFacts]]:

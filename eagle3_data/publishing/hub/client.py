@@ -16,8 +16,15 @@ import datasets
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
-from eagle3_data.errors import HubError
-from eagle3_data.publishing.hub.errors import is_passing, patiently, status_of, wait_for
+from eagle3_data.errors import HubError, HubUnreachable
+from eagle3_data.publishing.hub.errors import (
+    TRIES,
+    is_expired_upload,
+    is_passing,
+    patiently,
+    status_of,
+    wait_for,
+)
 from eagle3_data.publishing.hub.plan import changes_since, listing, make_plan
 from eagle3_data.publishing.hub.repository import KIND, Repository, parse_repo
 from eagle3_data.publishing.hub.request import (
@@ -110,9 +117,11 @@ def publish(
     if order.tag in tags:
         return _existing_version(repository, order, tags[order.tag])
     head = read_head(repository, order, create=True)
+    check_succession(repository, order, head, tags)
     if done := _already_there(repository, order, head, tags):
+        if done.status != "nothing to do":
+            _tag(repository, order, head.commit)
         return done
-    check_succession(repository, order, head)
     return _commit(repository, order, head, create_pr)
 
 
@@ -148,9 +157,12 @@ def _existing_version(repository: Repository, order: Order, commit: str) -> Publ
 
 
 def _already_there(repository: Repository, order: Order, head: Head, tags: Mapping[str, str]) -> PublishReport | None:
-    """Finish a publish whose commit arrived without its tag; or find that the last version is this very content."""
+    """Find that only the tag is missing: its commit arrived without it, or the content is a version already.
+
+    Returns:
+        What setting the tag makes of it ("completed", "tagged"); None where a commit is needed.
+    """
     if head.version == order.version and same_records(order, head.files):
-        _tag(repository, order, head.commit)
         return PublishReport(repository.name, order.version, "completed", commit=head.commit)
     if head.version and f"v{head.version}" in tags and same_records(order, head.files):
         # rendered as that version, everything must come out as it stands there
@@ -158,21 +170,20 @@ def _already_there(repository: Repository, order: Order, head: Head, tags: Mappi
         again = make_plan(repository, past, head, list(head.manifest.get("changes", [])), [])
         volatile = {MANIFEST} if same_manifest(order, head) else set()
         if not again.delete and not [file for file in again.add if file.path not in volatile]:
-            return PublishReport(repository.name, head.version, "nothing to do", commit=head.commit)
+            note = f"the same files as v{head.version}, so both tags name one commit"
+            return PublishReport(repository.name, order.version, "tagged", commit=head.commit, note=note)
     return None
 
 
 def _commit(repository: Repository, order: Order, head: Head, create_pr: bool) -> PublishReport:
     sent: dict[str, CommitOperationAdd] = {}
+    commit, pull_request = "", ""
     for attempt in range(_COMMIT_TRIES):
         history, lines = changes_since(repository, order, head)
         changes = [{"version": order.version, "lines": lines}, *history]
         plan = make_plan(repository, order, head, changes, lines)
         adds = [_operation(file, sent) for file in plan.add]
-        with repository.errors("send files to"):
-            repository.api.preupload_lfs_files(
-                repository.name, adds, repo_type=KIND, revision=order.branch, create_pr=create_pr, free_memory=False
-            )
+        _send(repository, order, adds, create_pr)
         operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
             *adds,
             *(CommitOperationDelete(path) for path in plan.delete),
@@ -195,19 +206,21 @@ def _commit(repository: Repository, order: Order, head: Head, create_pr: bool) -
                 if attempt == _COMMIT_TRIES - 1 or not is_passing(error, 409, 412):
                     raise
                 wait_for(error, attempt)
-                done = None
-        if done is not None:
-            break
-        head = read_head(repository, order, create=False)
-        if not create_pr and head.version == order.version and same_records(order, head.files):
+            else:
+                commit, pull_request = done.oid, str(done.pr_url or "")
+                break
+        now = read_head(repository, order, create=False)
+        if not create_pr and now.version == order.version and same_records(order, now.files):
             # our own commit had arrived, and only its answer was lost
+            commit = now.commit
             break
+        head = now
     report = PublishReport(
         repository.name,
         order.version,
         "pull request" if create_pr else "published",
-        commit=done.oid if done is not None else head.commit,
-        pull_request=str(done.pr_url or "") if done is not None and create_pr else "",
+        commit=commit,
+        pull_request=pull_request if create_pr else "",
         changes=tuple(lines),
         card=plan.card,
         files=listing(plan, head),
@@ -215,6 +228,28 @@ def _commit(repository: Repository, order: Order, head: Head, create_pr: bool) -
     if not create_pr:
         _tag(repository, order, report.commit)
     return report
+
+
+def _send(repository: Repository, order: Order, adds: Sequence[CommitOperationAdd], create_pr: bool) -> None:
+    """Send contents, where nobody sees them yet. Upload addresses that expired meanwhile are asked for anew."""
+    with repository.errors("send files to"):
+        for attempt in range(TRIES):
+            try:
+                repository.api.preupload_lfs_files(
+                    repository.name,
+                    adds,
+                    repo_type=KIND,
+                    revision=order.branch,
+                    create_pr=create_pr,
+                    free_memory=False,
+                )
+                return
+            except RuntimeError as error:
+                # huggingface_hub wraps what the storage answered
+                cause = error.__cause__
+                if cause is None or attempt == TRIES - 1 or not is_expired_upload(cause):
+                    raise
+                wait_for(cause, attempt)
 
 
 def _operation(file: ReleaseFile, sent: dict[str, CommitOperationAdd]) -> CommitOperationAdd:
@@ -245,28 +280,32 @@ def _tag(repository: Repository, order: Order, commit: str) -> None:
 
 
 def _dry_run(repository: Repository, order: Order) -> PublishReport:
-    """Say what a publish would do. A Hub that cannot be reached is no hindrance, and the report says so."""
-    note, known = "", True
-    head = Head()
+    """Say what a publish would do. A Hub that cannot be reached is no hindrance, and the report says so first.
+
+    Raises:
+        UsageError, HubError: what the publish itself would be refused for, such as a token that the Hub does not take.
+    """
+    note, head = "", Head()
     try:
         tags = repository.tags() if repository.info() is not None else {}
         if order.tag in tags:
-            return replace(_existing_version(repository, order, tags[order.tag]), status="nothing to do")
+            return _existing_version(repository, order, tags[order.tag])
         if repository.info(order.branch) is not None:
             head = read_head(repository, order, create=False)
-        check_succession(repository, order, head)
+        check_succession(repository, order, head, tags)
+        if done := _already_there(repository, order, head, tags):
+            note = done.note or f"{order.tag}: only its tag is missing, which a publish would set"
+            return replace(done, status="dry run", note=note)
         history, lines = changes_since(repository, order, head)
-    except HubError as error:
-        if "exists and holds" in str(error) or "holds other data" in str(error):
-            raise
-        note, known, head = f"not compared with the Hub: {error}", False, Head()
+    except HubUnreachable as error:
+        note, head = f"not compared with the Hub: {error}", Head()
         history, lines = changes_since(None, order, head)
     plan = make_plan(repository, order, head, [{"version": order.version, "lines": lines}, *history], lines)
     return PublishReport(
         repository.name,
         order.version,
         "dry run",
-        commit=head.commit if known else "",
+        commit=head.commit,
         changes=tuple(lines),
         card=plan.card,
         files=listing(plan, head),

@@ -7,9 +7,11 @@ mends it, and passing troubles (rate limits, broken connections, 5xx) waited out
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
+from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
     HfHubHTTPError,
@@ -21,7 +23,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     RevisionNotFoundError,
 )
 
-from eagle3_data.errors import HubError, UsageError
+from eagle3_data.errors import HubError, HubUnreachable, UsageError
 
 Result = TypeVar("Result")
 _TOKEN: Final = re.compile(r"hf_[A-Za-z0-9_]{6,}")
@@ -48,11 +50,37 @@ def status_of(error: BaseException) -> int:
 
 
 def retry_after(error: BaseException) -> float | None:
-    """Return the seconds that the Hub asks to wait (`Retry-After`, or `t` of `RateLimit`), None if it asks none."""
-    headers = getattr(getattr(error, "response", None), "headers", {})
-    found = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
-    text = headers.get("Retry-After") or (found[1] if found else "")
+    """Return the seconds that the Hub asks to wait, None if it asks none.
+
+    `Retry-After` says it; `RateLimit: "api";r=0;t=290` does where nothing remains (`r`) of the limit that it names.
+    With some of it left, another limit was reached, such as that of commits per hour, which the header is not about.
+    """
+    headers = _headers(error)
+    text = headers.get("Retry-After") or ""
+    if not text and (found := re.search(r"\br=0\b.*?\bt=(\d+)", headers.get("RateLimit", ""))):
+        text = found[1]
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+
+
+def _headers(error: BaseException) -> Mapping[str, str]:
+    headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
+    return headers
+
+
+def _is_slow_limit(error: BaseException) -> bool:
+    """Whether a 429 is about a limit that no header says the end of: waiting some seconds is no use."""
+    return status_of(error) == 429 and retry_after(error) is None and "RateLimit" in _headers(error)
+
+
+def is_expired_upload(error: BaseException) -> bool:
+    """Whether a storage, not the Hub, refused an upload: its signed addresses are good for some minutes only."""
+    return status_of(error) in (400, 401, 403) and _is_storage(error)
+
+
+def _is_storage(error: BaseException) -> bool:
+    request = getattr(getattr(error, "response", None), "request", None)
+    address = urlsplit(str(getattr(request, "url", "")))
+    return bool(address.netloc) and address.netloc != urlsplit(ENDPOINT).netloc
 
 
 def patiently(call: Callable[[], Result]) -> Result:
@@ -71,7 +99,8 @@ def patiently(call: Callable[[], Result]) -> Result:
 
 def is_passing(error: BaseException, *statuses: int) -> bool:
     """Tell whether a failed call may work in a while: no answer, 429, 5xx, or one of `statuses`."""
-    return status_of(error) in (0, *_PASSING, *statuses) and (retry_after(error) or 0) <= LONGEST_WAIT
+    passing = status_of(error) in (0, *_PASSING, *statuses) and not _is_slow_limit(error)
+    return passing and (retry_after(error) or 0) <= LONGEST_WAIT
 
 
 def wait_for(error: BaseException, attempt: int) -> None:
@@ -98,11 +127,17 @@ def hub_errors(repo: str, token: str | None, doing: str) -> Iterator[None]:
     except HFValidationError as error:
         raise UsageError(f"{repo!r} is no repository name: {redact(_first_line(error), token)}") from None
     except (HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, ConnectionError, TimeoutError) as error:
-        raise HubError(f"{repo}: cannot {doing} it: {redact(explain(error, token is not None), token)}") from None
+        raise _told(repo, token, doing, error) from None
     except RuntimeError as error:
         # huggingface_hub wraps a failed upload of one file, and hf_xet raises bare RuntimeErrors
         cause = error.__cause__ if isinstance(error.__cause__, HTTPError | OSError) else error
-        raise HubError(f"{repo}: cannot {doing} it: {redact(explain(cause, token is not None), token)}") from None
+        raise _told(repo, token, doing, cause) from None
+
+
+def _told(repo: str, token: str | None, doing: str, error: BaseException) -> HubError:
+    passing = isinstance(error, OfflineModeIsEnabled) or status_of(error) in (0, *_PASSING)
+    kind = HubUnreachable if passing and not isinstance(error, LocalTokenNotFoundError) else HubError
+    return kind(f"{repo}: cannot {doing} it: {redact(explain(error, token is not None), token)}")
 
 
 def explain(error: BaseException, has_token: bool) -> str:
@@ -122,13 +157,18 @@ def explain(error: BaseException, has_token: bool) -> str:
         return f"there is no such data set, {why}"
     if isinstance(error, RevisionNotFoundError):
         return "it has no such version or branch"
+    if is_expired_upload(error):
+        return (
+            f"the storage refused an upload ({status}), again and again: its address may have expired on a slow line, "
+            "or a proxy stands in between; run the same command again, finished files are not sent twice"
+        )
     if status == 403:
         return f"the token has no right to do that ({said or 'forbidden'}); use one with write permission there"
     if status == 429:
         wait = retry_after(error)
-        return (
-            f"rate limit reached (429); try again {f'in {wait:.0f} s' if wait else 'later'}, finished files are kept"
-        )
+        words = f" ({said})" if said else ""
+        when = f"in {wait:.0f} s" if wait else "later"
+        return f"rate limit reached (429){words}; try again {when}, finished files are kept"
     if status in (409, 412):
         return "somebody else committed to it at the same time, again and again; run the same command again"
     if status >= 500:

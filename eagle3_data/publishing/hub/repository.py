@@ -84,7 +84,7 @@ class Repository:
 
     def versions(self) -> list[str]:
         """Return the published versions, oldest first, without "v"."""
-        names = [tag.removeprefix("v") for tag in self.tags() if _is_version(tag)]
+        names = [tag.removeprefix("v") for tag in self.tags() if is_version_tag(tag)]
         return sorted(names, key=parse_version)
 
     def files(self, revision: str) -> dict[str, RemoteFile]:
@@ -150,7 +150,8 @@ class Repository:
             yield file
 
 
-def _is_version(tag: str) -> bool:
+def is_version_tag(tag: str) -> bool:
+    """Whether a tag names a version, as in v1.0.0."""
     try:
         parse_version(tag)
     except UsageError:

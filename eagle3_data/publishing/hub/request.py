@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from eagle3_data.errors import HubError, UsageError
 from eagle3_data.publishing.hub.errors import patiently
-from eagle3_data.publishing.hub.repository import KIND, Repository
+from eagle3_data.publishing.hub.repository import KIND, Repository, is_version_tag
 from eagle3_data.publishing.release import (
     CARD,
     RemoteFile,
@@ -124,16 +124,18 @@ def same_manifest(order: Order, head: Head) -> bool:
     }
 
 
-def check_succession(repository: Repository, order: Order, head: Head) -> None:
-    if head.version and parse_version(head.version) > parse_version(order.version):
+def check_succession(repository: Repository, order: Order, head: Head, tags: Mapping[str, str]) -> None:
+    there = [tag[1:] for tag, commit in tags.items() if commit == head.commit and is_version_tag(tag)]
+    newest = max([head.version, *there] if head.version else there, key=parse_version, default="")
+    if newest and parse_version(newest) > parse_version(order.version):
         raise UsageError(
-            f"{repository.name}: {order.branch} holds v{head.version}, which is newer than {order.tag}; choose a "
+            f"{repository.name}: {order.branch} holds v{newest}, which is newer than {order.tag}; choose a "
             "higher number, or publish on a branch of its own (--branch)"
         )
-    there = head.manifest.get("identity", {}).get("target", {}).get("model")
+    model = head.manifest.get("identity", {}).get("target", {}).get("model")
     mine = order.manifest.get("identity", {}).get("target", {}).get("model")
-    if there and mine and Path(there).name != Path(mine).name:
+    if model and mine and Path(model).name != Path(mine).name:
         raise UsageError(
-            f"{repository.name}: it holds answers of {there}, and this run those of {mine}; give each target a "
+            f"{repository.name}: it holds answers of {model}, and this run those of {mine}; give each target a "
             "repository of its own"
         )

@@ -17,7 +17,7 @@ from eagle3_data.errors import DataError, UsageError
 from eagle3_data.publishing.card.card import render_card, template_path, write_card
 from eagle3_data.publishing.card.changes import describe_changes
 from eagle3_data.publishing.card.check import check_card
-from eagle3_data.publishing.card.facts import size_category
+from eagle3_data.publishing.card.facts import read_counts, size_category
 from eagle3_data.publishing.card.merge import merge_card
 from eagle3_data.publishing.release import public_recipe
 from eagle3_data.recipe import parse_recipe
@@ -223,7 +223,7 @@ def test_size_categories_are_the_hubs() -> None:
 
 def test_caps_are_those_that_were_sent(tmp_path: Path) -> None:
     """A cap that a pilot found is a number in the card and the published recipe, and an extension is told."""
-    run = make_run(tmp_path / "run", {"B1_glaive": 12})
+    run = make_run(tmp_path / "run", {"B1_glaive": 60}, mean=150)
     manifest = run.read_manifest()
     before = json.loads(json.dumps(manifest))
     extent = manifest["extent"]["sources"]["B1_glaive"]
@@ -233,6 +233,13 @@ def test_caps_are_those_that_were_sent(tmp_path: Path) -> None:
     manifest["recipe"] = yaml.safe_dump(recipe)
     run.write_manifest(manifest)
     assert "200, cut rows continued up to 400 |" in render_card(run)
+    # the recipe's cap grew for new rows, and the rows that were cut at the old one were not continued
+    run.write_manifest(
+        {**manifest, "extent": {"sources": {"B1_glaive": extent | {"caps": 1_000, "extended_to": None}}}}
+    )
+    cut = read_counts(run, ["B1_glaive"])["B1_glaive"]["train"].cut_at
+    assert set(cut) == {200} and cut[200] > 1
+    assert f"| 1,000; {cut[200]} rows were cut at 200 |" in render_card(run)
     published = parse_recipe(public_recipe(manifest, ["B1_glaive"]), "published")
     assert published.sources[0].max_new_tokens == 200 and published.extend and published.extend.up_to == 400
     lines = describe_changes(before, manifest, {}, ({}, {}))

@@ -56,7 +56,6 @@ def test_versions_stand_side_by_side(hub: TestHub, runs: dict[str, RunFolder]) -
     assert first["status"] == "published"
     again = publish(hub, runs["small"], "org/two")
     assert again["status"] == "nothing to do"
-    assert publish(hub, runs["small"], "org/two", "1.0.1")["status"] == "nothing to do"
     second = publish(hub, runs["grown"], "org/two", "1.1.0", drop_sources=["B8_sweagent"])
 
     state = hub.run("state", repo="org/two").get()
@@ -254,6 +253,58 @@ def test_a_commit_of_somebody_else_in_between_is_built_upon(hub: TestHub, runs: 
     assert publish(hub, runs["small"], "org/busy")["status"] == "published"
 
 
+def test_a_commit_whose_answer_is_lost_is_found_where_the_version_deletes_files(
+    hub: TestHub, runs: dict[str, RunFolder]
+) -> None:
+    publish(hub, runs["small"], "org/lost-deletion")
+    hub.fail("POST .*/commit/main", "lose")
+    report = publish(hub, runs["grown"], "org/lost-deletion", "1.1.0", drop_sources=["B8_sweagent"], patient=False)
+    assert report["status"] == "published"
+    deleted = {file["path"] for file in report["files"] if file["action"] == "deleted"}
+    assert {path.split("/")[1] for path in deleted} == {"B8_sweagent"}
+    state = hub.run("state", repo="org/lost-deletion").get()
+    assert state["tags"]["v1.1.0"] == state["sha"] == report["commit"]
+
+
+def test_equal_content_under_a_new_number_is_tagged(hub: TestHub, runs: dict[str, RunFolder]) -> None:
+    """A release candidate is promoted: its commit gets the second tag, and nothing is sent."""
+    first = publish(hub, runs["pair"], "org/candidate", "1.2.0-rc1")
+    hub.forget()
+    planned = publish(hub, runs["pair"], "org/candidate", "1.2.0", dry_run=True)
+    assert planned["status"] == "dry run" and "v1.2.0-rc1" in planned["note"]
+    promoted = publish(hub, runs["pair"], "org/candidate", "1.2.0")
+    assert (promoted["status"], promoted["commit"]) == ("tagged", first["commit"])
+    assert not hub.requests("PUT /_lfs/") and not hub.requests("/commit/main")
+    state = hub.run("state", repo="org/candidate").get()
+    assert state["tags"] == dict.fromkeys(["v1.2.0-rc1", "v1.2.0"], first["commit"])
+    assert publish(hub, runs["pair"], "org/candidate", "1.2.0")["status"] == "nothing to do"
+    assert hub.run("load", repo="org/candidate", revision="v1.2.0").get()["rows"] == 16
+    for options in ({}, {"dry_run": True}):
+        older = hub.run("publish_run", folder=str(runs["pair"].path), repo="org/candidate", version="1.1.0", **options)
+        assert older.error == "UsageError" and "holds v1.2.0, which is newer" in older.message
+
+
+def test_an_expired_upload_address_is_asked_for_anew(hub: TestHub, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", PAIR, seed=77)
+    hub.fail("PUT /_lfs/", "expired", times=2)
+    assert publish(hub, run, "org/expired", patient=False)["status"] == "published"
+    other = make_run(tmp_path / "other", PAIR, seed=78)
+    hub.fail("PUT /_lfs/", "expired", times=99)
+    outcome = hub.run("publish_run", folder=str(other.path), repo="org/expired", version="1.1.0", patient=False)
+    assert outcome.error == "HubError" and "the storage refused an upload (403)" in outcome.message
+    assert "no right" not in outcome.message
+
+
+def test_the_limit_of_commits_an_hour_is_quoted(hub: TestHub, runs: dict[str, RunFolder]) -> None:
+    """The header that comes with it speaks of another limit, of which much is left."""
+    says = "You have exceeded the rate limit for repository commits (128 per hour). Retry in about 1 hour."
+    headers = {"RateLimit": '"api";r=2487;t=290'}
+    hub.fail("POST .*/commit/main", status=429, headers=headers, message=says, times=9)
+    outcome = hub.run("publish_run", folder=str(runs["pair"].path), repo="org/hour", version="1.0.0", patient=False)
+    assert outcome.error == "HubUnreachable" and says in outcome.message and "290" not in outcome.message
+    assert len(hub.requests("POST /api/datasets/org/hour/commit")) < 4
+
+
 @pytest.mark.slow
 def test_rate_limits_are_waited_out_as_long_as_the_hub_says(hub: TestHub, runs: dict[str, RunFolder]) -> None:
     hub.fail("GET .*/refs", status=429, headers={"RateLimit": '"api";r=0;t=7'})
@@ -261,7 +312,7 @@ def test_rate_limits_are_waited_out_as_long_as_the_hub_says(hub: TestHub, runs: 
     assert report["status"] == "published" and 7 in report["waits"]
     hub.fail("GET .*/refs", status=429, headers={"RateLimit": '"api";r=0;t=290'}, times=9)
     outcome = hub.run("publish_run", folder=str(runs["grown"].path), repo="org/limited", version="1.1.0")
-    assert outcome.error == "HubError" and "try again in 290 s" in outcome.message
+    assert outcome.error == "HubUnreachable" and "try again in 290 s" in outcome.message
 
 
 REFUSALS = [
@@ -357,6 +408,16 @@ def test_dry_run_sends_nothing(hub: TestHub, runs: dict[str, RunFolder]) -> None
     assert {entry["method"] for entry in hub.requests()} == {"GET"}
 
 
+def test_a_dry_run_says_first_what_keeps_it_from_the_hub(hub: TestHub, runs: dict[str, RunFolder]) -> None:
+    wanted = {"folder": str(runs["small"].path), "repo": "org/dry", "version": "1.0.0", "dry_run": True}
+    outcome = hub.run("publish_run", **wanted, token="hf_wrongwrongwrong")
+    assert outcome.error == "HubError" and "does not accept the token" in outcome.message
+    hub.fail("GET ", status=503, times=99)
+    outcome = hub.run("publish_run", **wanted, patient=False)
+    assert outcome.get()["status"] == "dry run"
+    assert outcome.output.splitlines()[0].startswith("not compared with the Hub: org/dry")
+
+
 def test_text_that_people_add_to_the_card_is_kept(hub: TestHub, runs: dict[str, RunFolder]) -> None:
     publish(hub, runs["small"], "org/edited")
     card = hub.run("read", repo="org/edited", path="README.md").get()
@@ -432,7 +493,7 @@ def test_the_token_is_found_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             # a server that says the token back, without debug logs: in those httpx itself shows every header that came
             hub.fail(match, status=status, times=99, message=f"you sent Bearer {canary}")
             outcome = hub.run("publish_run", **wanted | {"debug": False})
-            assert outcome.error == "HubError", outcome
+            assert outcome.error in ("HubError", "HubUnreachable"), outcome
             told += [outcome.message, outcome.output]
             hub.heal()
         outcome = hub.run("publish_run", **wanted)
