@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data import __version__
-from eagle3_data.errors import Eagle3DataError
+from eagle3_data.errors import Eagle3DataError, RecipeError
 
 Command = Callable[[argparse.Namespace], int]
 INTERRUPTED = 130
@@ -34,8 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _json_log() if as_json else contextlib.nullcontext(), machine_errors(Path(getattr(options, "runs", "."))):
             return command(options)
     except Eagle3DataError as error:
-        # a server's own words may have several lines; a complaint has one
-        _complain(" ".join(_redacted(str(error)).split()), as_json)
+        # a server's own words may have several lines; an error has one, and a recipe one for each mistake
+        mistakes = str(error).splitlines() if isinstance(error, RecipeError) else [str(error)]
+        for text in mistakes:
+            _complain(" ".join(_redacted(text).split()), as_json)
         return error.exit_status
     except KeyboardInterrupt:
         _complain("interrupted; run the same command again to go on where it stopped", as_json)

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -17,6 +17,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
@@ -45,52 +46,90 @@ class Mistake(NamedTuple):
 
 
 class Strict(BaseModel):
-    """A frozen model whose every key is known and whose every value has its own type: nothing is converted."""
+    """A frozen model whose every key is known and whose every value has its own type: nothing is converted.
+
+    The context of a validation may say where keys belong that users write in the wrong place: {key: place}.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    # keys that users write here and that belong elsewhere, with the place
-    BELONGS: ClassVar[Mapping[str, str]] = {}
-
     @model_validator(mode="wrap")
     @classmethod
-    def _name_the_right_key(cls, values: Any, handler: Any) -> Any:
+    def _name_the_right_key(cls, values: Any, handler: Any, info: ValidationInfo) -> Any:
+        known = cls.user_keys()
+        if isinstance(values, Mapping):
+            # an empty value reads as "not given", as YAML users expect of `revision:`
+            values = {key: value for key, value in values.items() if value is not None or key not in known}
         try:
             return handler(values)
         except ValidationError as error:
-            errors = [cls._renamed(item) for item in error.errors(include_url=False)]
+            errors = []
+            for item in error.errors(include_url=False):
+                if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
+                    hint = key_hint(str(item["loc"][0]), known, info.context or {})
+                    errors.append(_detail(wrong(f"unknown key; {hint}"), item["loc"], item["input"]))
+                else:
+                    errors.append(_passed_on(item))
             raise ValidationError.from_exception_data(cls.__name__, errors) from None
 
     @classmethod
-    def _renamed(cls, item: ErrorDetails) -> InitErrorDetails:
-        loc, kind = item["loc"], item["type"]
-        if kind == "extra_forbidden" and len(loc) == 1:
-            hint = key_hint(str(loc[0]), list(cls.model_fields), cls.BELONGS)
-            return _custom("unknown_key", f"unknown key; {hint}", item)
-        if kind in _EXPECTED or kind in ("missing", "literal_error"):
-            return InitErrorDetails(type=kind, loc=loc, input=item["input"], ctx=item.get("ctx", {}))
-        return _custom(kind, item["msg"], item)
-
-
-def _custom(kind: str, message: str, item: ErrorDetails) -> InitErrorDetails:
-    # the message is a value of its template, so that braces in it stay what they are
-    error = PydanticCustomError("said", "{message}", {"message": message, "kind": kind})
-    return InitErrorDetails(type=error, loc=item["loc"], input=item["input"])
+    def user_keys(cls) -> list[str]:
+        """Return the keys that users may write."""
+        return [name for name, field in cls.model_fields.items() if field.alias is None]
 
 
 def wrong(message: str) -> PydanticCustomError:
     """Return the error that a validator raises to say `message` of its value."""
+    # the message is a value of its template, so that braces in it stay what they are
     return PydanticCustomError("said", "{message}", {"message": message})
 
 
-def key_hint(name: str, known: Sequence[str], belongs: Mapping[str, str] | None = None) -> str:
-    """Return what to write instead of an unknown key: where it belongs, the nearest one, or all there are."""
-    if belongs and name in belongs:
-        return f"it belongs {belongs[name]}"
-    near = difflib.get_close_matches(name, [*known, *(belongs or ())], n=1, cutoff=0.55)
-    if near and near[0] not in known:
-        return f"did you mean {near[0]!r}, which belongs {(belongs or {})[near[0]]}?"
-    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+def mistake_at(key: str, message: str) -> ValidationError:
+    """Return the error that a validator of a whole model raises to say `message` of one of its keys."""
+    return joined({key: wrong(message)})
+
+
+def joined(errors: Mapping[str, Exception]) -> ValidationError:
+    """Return the errors of several keys as one."""
+    details: list[InitErrorDetails] = []
+    for key, error in errors.items():
+        if isinstance(error, ValidationError):
+            details += [_passed_on(item, key) for item in error.errors(include_url=False)]
+        else:
+            assert isinstance(error, PydanticCustomError)
+            details.append(_detail(error, (key,), None))
+    return ValidationError.from_exception_data("values", details)
+
+
+def _passed_on(item: ErrorDetails, *above: str) -> InitErrorDetails:
+    loc = (*above, *item["loc"])
+    if item["type"] in _EXPECTED or item["type"] in ("missing", "literal_error"):
+        return InitErrorDetails(type=item["type"], loc=loc, input=item["input"], ctx=item.get("ctx", {}))
+    return _detail(wrong(item["msg"]), loc, item["input"])
+
+
+def _detail(error: PydanticCustomError, loc: tuple[str | int, ...], found: Any) -> InitErrorDetails:
+    return InitErrorDetails(type=error, loc=loc, input=found)
+
+
+def key_hint(name: str, known: Sequence[str], places: Mapping[str, str]) -> str:
+    """Return what to write instead of an unknown key: the nearest one, where it belongs, or all there are."""
+    elsewhere = {key: place for key, place in places.items() if key not in known}
+    typo = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+    if not typo and name in elsewhere:
+        return f"it belongs {elsewhere[name]}"
+    near = typo or difflib.get_close_matches(name, [*known, *elsewhere], n=1, cutoff=0.55)
+    if not near:
+        return f"known keys: {', '.join(known)}"
+    place = "" if near[0] in known else f", which belongs {elsewhere[near[0]]}"
+    return f"did you mean {near[0]!r}{place}?"
+
+
+def not_known(word: str, choices: Sequence[str]) -> str:
+    """Return what to say of a word that is not one of the choices."""
+    near = difflib.get_close_matches(word, choices, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(choices)}"
+    return f"{shortened(word)} is not known; {hint}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +143,7 @@ class Within:
     also: tuple[float, ...] = ()  # values outside the interval that mean something
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         found = handler(schema)
@@ -114,7 +153,8 @@ class Within:
             found["exclusiveMaximum" if self.open_high else "maximum"] = self.high
         return found
 
-    def _check(self, value: float) -> float:
+    def check(self, value: float) -> float:
+        """Return the value, or raise the error that says which values there are."""
         above = self.low < value if self.open_low else self.low <= value
         below = value < self.high if self.open_high else value <= self.high
         if value not in self.also and not (above and below and math.isfinite(value)):
@@ -139,16 +179,19 @@ class Like:
 
     pattern: str
     otherwise: str
+    private: bool = False  # what is wrong may hold a password: do not show it
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {**handler(schema), "pattern": f"^(?:{self.pattern})$"}
 
-    def _check(self, value: str) -> str:
+    def check(self, value: str) -> str:
+        """Return the value, or raise the error that says what it must be."""
         if not re.fullmatch(self.pattern, value):
-            raise wrong(f"{shortened(value)} {self.otherwise}" if value.strip() else "is empty")
+            shown = "" if self.private else f"{shortened(value)} "
+            raise wrong(f"{shown}{self.otherwise}" if value.strip() else "is empty")
         return value
 
 
@@ -193,9 +236,7 @@ def _sentence(path: tuple[str | int, ...], items: Sequence[ErrorDetails]) -> str
     literals = [item for item in items if item["type"] == "literal_error"]
     choices = [word for item in literals for word in re.findall(r"'([^']*)'", str(item["ctx"]["expected"]))]
     if len(literals) == len(items) and isinstance(first["input"], str):
-        near = difflib.get_close_matches(first["input"], choices, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(choices)}"
-        return f"{dotted(path)}: {shortened(first['input'])} is not known; {hint}"
+        return f"{dotted(path)}: {not_known(first['input'], choices)}"
     expected = [_EXPECTED[item["type"]] for item in items if item["type"] in _EXPECTED] + choices
     return f"{dotted(path)}: {not_that(expected, first['input'])}"
 
@@ -203,8 +244,12 @@ def _sentence(path: tuple[str | int, ...], items: Sequence[ErrorDetails]) -> str
 def not_that(expected: Iterable[str], found: Any) -> str:
     """Return `expected …, found …` for a value of the wrong type."""
     words = " or ".join(dict.fromkeys(expected))
-    quotes = "; put it in quotes" if words == "text" and not isinstance(found, Mapping | list | tuple | None) else ""
-    return f"expected {words}, found {shortened(found)}{quotes}"
+    hint = ""
+    if words == "text" and not isinstance(found, Mapping | list | tuple | None):
+        hint = "; put it in quotes"
+    elif "number" in words and isinstance(found, str) and re.fullmatch(r"[+-]?\d+e[+-]?\d+", found, re.IGNORECASE):
+        hint = f"; YAML reads it as a number when written {re.sub('e', '.0e', found.lower())}"
+    return f"expected {words}, found {shortened(found)}{hint}"
 
 
 def dotted(path: Sequence[str | int]) -> str:

@@ -45,4 +45,4 @@ def test_every_mistake_is_named_at_once() -> None:
 @pytest.mark.parametrize("name", SAMPLING_DEFAULTS)
 def test_the_recipe_takes_every_parameter(name: str) -> None:
     text = f"name: x\nengine: {{embedded: smollm2-135m}}\nsampling: {{{name}: 1}}\nsources:\n  B1_glaive: "
-    assert parse_recipe(text + "{max_new_tokens: 5}").sampling == {**SAMPLING_DEFAULTS, name: 1}
+    assert parse_recipe(text + "{max_new_tokens: 5}").sampling.values() == {**SAMPLING_DEFAULTS, name: 1}

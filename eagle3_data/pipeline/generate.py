@@ -180,7 +180,7 @@ def _work(
         step = Generator(
             target,
             urls,
-            recipe.sampling,
+            recipe.sampling.values(),
             dict(caps),
             folder.journal_path,
             api_key=api_key,
@@ -307,7 +307,7 @@ def _identity(run: Run, target: Target) -> dict[str, Any]:
     return {
         **known,
         "target": target.identity(),
-        "sampling": dict(run.recipe.sampling),
+        "sampling": run.recipe.sampling.values(),
         "draw_seed": run.recipe.draw_seed,
     }
 

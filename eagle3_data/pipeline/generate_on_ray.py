@@ -5,7 +5,6 @@ Goes in: a run and the address of the cluster. Comes out: what `generate` gives,
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from eagle3_data.generation import Progress
@@ -51,6 +50,6 @@ def _work(
     text: str, file: str, folder: str, shard: tuple[int, int], on_progress: Callable[[Progress], None]
 ) -> tuple[float, int, bool]:
     """Runs on a node: seconds, tokens and whether it was interrupted."""
-    recipe = replace(parse_recipe(text, file), file=file)
+    recipe = parse_recipe(text, file)
     done = generate_shard(Run(recipe, RunFolder(Path(folder)), "none"), shard, on_progress)
     return done.seconds, done.tokens, done.interrupted

@@ -6,7 +6,7 @@ the caps that follow.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -290,13 +290,14 @@ def pilot(run: Run, *, rows: int | None = None, high_cap: int | None = None) -> 
 
     def small(spec: SourceSpec) -> SourceSpec:
         wanted = rows or rows_for_cap(spec.truncation_target or _DEFAULT_TARGET, allowed=_PILOT_SPARE)
-        return replace(spec, rows=wanted, max_new_tokens=first, holdout=0)
+        return spec.model_copy(update={"rows": wanted, "max_new_tokens": first, "holdout": 0})
 
-    recipe = replace(
-        run.recipe,
-        sources=tuple(small(spec) for spec in run.recipe.sources),
-        extend=ExtendSpec(top, _PILOT_ROUNDS),
-        publish=None,
+    recipe = run.recipe.model_copy(
+        update={
+            "sources": tuple(small(spec) for spec in run.recipe.sources),
+            "extend": ExtendSpec(up_to=top, rounds=_PILOT_ROUNDS),
+            "publish": None,
+        }
     )
     trial = Run(recipe, folder, run.progress)
     with run.folder.lock():

@@ -3,9 +3,8 @@
 Goes in: a run. Comes out: `prompts/<source>.parquet`, `prompts/rejects.json` and the accounts in the manifest.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ def prepare_locked(run: Run, *, again: bool) -> Prepared:
     reused: list[str] = []
     earlier: list[sources.Drawn] = []
     for spec in recipe.sources:
-        same = _drawn_from(extents.get(spec.name, {})) == _drawn_from(extent_of(spec))
+        same = _drawn_from(extents.get(spec.name, {})) == _drawn_from(extent_of(recipe, spec))
         there = spec.name in reports and folder.prompts_path(spec.name).is_file()
         if not again and same and there and not recipe.dedupe_across:
             done[spec.name] = reports[spec.name]
@@ -107,7 +106,9 @@ def prepare_locked(run: Run, *, again: bool) -> Prepared:
             "versions": {"eagle3-data": __version__, **{name: version(name) for name in ("datasets", "transformers")}},
             "identity": {**manifest.get("identity", {}), "draw_seed": recipe.draw_seed},
             "extent": {
-                "sources": {spec.name: _merged(extents.get(spec.name, {}), extent_of(spec)) for spec in recipe.sources}
+                "sources": {
+                    spec.name: _merged(extents.get(spec.name, {}), extent_of(recipe, spec)) for spec in recipe.sources
+                }
             },
             "sources": done,
             "stages": {**manifest.get("stages", {}), "prepare": True},
@@ -116,13 +117,15 @@ def prepare_locked(run: Run, *, again: bool) -> Prepared:
     return Prepared(folder.path, done, tuple(reused))
 
 
-def extent_of(spec: SourceSpec) -> dict[str, Any]:
+def extent_of(recipe: Recipe, spec: SourceSpec) -> dict[str, Any]:
     """Return what of a source entry stands in the manifest; local files with size and time, so that a change shows."""
-    extent: dict[str, Any] = json.loads(json.dumps(asdict(spec)))
-    names = spec.data_files if isinstance(spec.data_files, tuple) else ()
-    stats = {name: path.stat() for name in names if (path := Path(name)).is_file()}
-    extent["local_files"] = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-    return extent
+    files = recipe.data_files(spec)
+    names = zip(spec.data_files or (), files, strict=True) if isinstance(files, list) else ()
+    stats = {name: path.stat() for name, file in names if (path := Path(file)).is_file()}
+    return {
+        **spec.to_dict(),
+        "local_files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
+    }
 
 
 def _merged(before: Mapping[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -131,20 +134,22 @@ def _merged(before: Mapping[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drawn_from(extent: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in extent.items() if key not in (*_LATER, *_USED_CAPS)}
+    apart = (*_LATER, *_USED_CAPS)
+    # a key that is not given is as good as one that an older version did not know
+    return {key: value for key, value in extent.items() if key not in apart and value is not None}
 
 
 def _draw(recipe: Recipe, spec: SourceSpec, earlier: list[sources.Drawn]) -> sources.Drawn:
     return sources.draw(
         spec.source,
         spec.config,
-        list(spec.data_files) if isinstance(spec.data_files, tuple) else spec.data_files,
+        recipe.data_files(spec),
         spec.rows,
         recipe.draw_seed,
         entry=spec.name,
         turns=spec.turns,
         revision=spec.revision,
-        filter={key: list(values) for key, values in spec.filter.items()} or None,
+        filter=spec.filters or None,
         split=spec.split,
         num_proc=spec.num_proc,
         dedupe_against=earlier or None,

@@ -1,0 +1,78 @@
+"""The kinds of values that a recipe holds: text, lists of text, numbers or `auto`, URLs, names of variables.
+
+Goes in: plain values. Comes out: types that pydantic checks, with their forms in the JSON Schema.
+"""
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+
+from eagle3_data.validation import Like, Within, wrong
+
+AUTO: Final = "auto"
+
+Text = Annotated[str, Like(r"(?s:.*\S.*)", "is empty")]
+Revision = Annotated[Text, WithJsonSchema({"type": "string"})]
+RepoName = Annotated[str, Like(r"[\w.-]+/[\w.-]+", "is not a Hub repository; write organisation/name")]
+VersionNumber = Annotated[str, Like(r"\d+\.\d+\.\d+", "is not a version; write three numbers, such as 1.0.0")]
+RunName = Annotated[
+    str,
+    Like(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+        "cannot name a folder; use letters, digits, '.', '_' and '-', at most 100 in all",
+    ),
+]
+WholeOrAuto = Annotated[int, Within(1)] | Literal["auto"]
+
+
+def _listed(value: Any) -> Any:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not values:
+        raise wrong("the list is empty")
+    return values
+
+
+OneOrMore = BeforeValidator(_listed)
+TextOrList = Annotated[
+    tuple[Text, ...],
+    OneOrMore,
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
+
+ServerUrl = Annotated[
+    str,
+    Like(
+        r"https?://[^\s/?#@]+(/[^\s?#]*)?",
+        "is not a server's URL; write http://host:port, keys go through api_key_env",
+        private=True,
+    ),
+    AfterValidator(lambda url: url.rstrip("/")),
+]
+
+# Variables that hold the credentials of other services: sent to a server as its key, they would be given away.
+_CREDENTIALS: Final = re.compile(
+    r"(HF_|HUGGING_?FACE|AWS_|AZURE_|GOOGLE_|GCP_|GCLOUD_|GITHUB_|GH_|GITLAB_|CI_|SSH_|KUBE|DOCKER_|NPM_|PYPI_|TWINE_"
+    r"|WANDB_|OPENAI_|ANTHROPIC_|SLACK_|COMET_|MLFLOW_|DATABRICKS_|VAULT_|STRIPE_).*|.*_?(PASSWORD|PASSWD|PRIVATE_KEY)",
+    re.IGNORECASE,
+)
+
+
+def check_key_variable(name: str) -> str:
+    """Return the name of a variable that may hold a server's key.
+
+    Raises:
+        PydanticCustomError: it is no variable's name, or that of another service's credentials.
+    """
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        # whoever writes the key itself here must not find it in a log
+        raise wrong("is not the name of an environment variable; the key itself does not belong into a recipe")
+    if _CREDENTIALS.fullmatch(name):
+        raise wrong(
+            f"{name} holds the credentials of another service, which the server would receive; put the server's own "
+            "key into a variable of its own, such as SGLANG_API_KEY"
+        )
+    return name
+
+
+KeyVariable = Annotated[str, AfterValidator(check_key_variable)]
