@@ -24,7 +24,7 @@ from aiohttp import web
 
 from eagle3_data.engine.llama import LlamaServer
 from eagle3_data.engine.model import SMOLLM2, locate_model, read_vocabulary
-from eagle3_data.engine.server import EmbeddedServer, ServerConfig
+from eagle3_data.engine.server import EmbeddedServer, ServerConfig, is_loopback
 from eagle3_data.errors import EngineError, MachineError, UsageError
 
 DEFAULT_SLOTS: Final = 8
@@ -34,6 +34,7 @@ _READY: Final = "ready "
 _START_SECONDS: Final = 300.0
 _STOP_SECONDS: Final = 5.0
 _PARENT_SECONDS: Final = 0.5
+DRAIN_SECONDS: Final = 30.0
 
 
 def _slots(slots: int | None, deterministic: bool) -> int:
@@ -185,16 +186,22 @@ def serve(
     """Run the engine in this process until SIGINT or SIGTERM; arguments as of `EmbeddedEngine`.
 
     Args:
-        host: address to listen on; anything but loopback should go with an `api_key`.
+        host: address to listen on; anything but loopback needs an `api_key`.
         port: 0 takes a free one.
         api_key: Bearer key that requests must bring, "" for none.
-        drain: on SIGTERM finish the requests first, while `/health` says 503, as SGLang does; otherwise cut them off.
+        drain: on SIGTERM finish the requests in flight first, for 30 s at most, while everything new is answered 503;
+            otherwise cut them off.
         on_ready: called with the URL once the engine answers.
 
     Raises:
         MachineError: the port is taken.
+        UsageError: `host` is not loopback and there is no `api_key`.
         UsageError, HubError, EngineError: as `EmbeddedEngine`.
     """
+    if not api_key and not is_loopback(host):
+        raise UsageError(
+            f"--host {host}: other machines could use the engine; name a variable that holds a key with --api-key-env"
+        )
     path = locate_model(model)
     vocabulary = read_vocabulary(path)
     count = _slots(slots, deterministic)
@@ -237,7 +244,8 @@ async def _serve(
             if on_ready is not None:
                 on_ready(f"http://{host}:{actual[1]}")
             await stop.wait()
-            while drain and server.busy:
+            deadline = time.monotonic() + DRAIN_SECONDS
+            while drain and server.busy and time.monotonic() < deadline:
                 await asyncio.sleep(0.05)
         finally:
             await runner.cleanup()

@@ -350,8 +350,9 @@ def _logit_bias(params: dict[str, Any], size: int) -> tuple[tuple[int, float], .
         raise Refused({"error": f"Expected `object`, got `{type(given).__name__}` - at `$.logit_bias`"})
     pairs = []
     for token, bias in given.items():
-        if not token.isdecimal() or int(token) >= size:
-            raise Refused.saying(f"logit_bias must has keys in [0, {size - 1}], got {token}.")
+        # the length first: Python refuses to read numbers of more than 4,300 digits
+        if not token.isdecimal() or len(token) > len(str(size)) or int(token) >= size:
+            raise Refused.saying(f"logit_bias must has keys in [0, {size - 1}], got {token[:40]}.")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
             raise Refused.saying(f"logit_bias must hold finite numbers, got {bias} for token {token}.")
         pairs.append((int(token), float(bias)))

@@ -7,11 +7,13 @@ Goes in: HTTP requests on loopback. Comes out: `/generate` (one prompt, a list, 
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
@@ -24,6 +26,7 @@ from eagle3_data.errors import EngineError
 
 _MAX_BODY: Final = 256 * 2**20
 _OPEN_PATHS: Final = frozenset({"/health", "/ready", "/ping"})
+_HEALTH_PATHS: Final = frozenset({*_OPEN_PATHS, "/health_generate"})
 _WEIGHT_VERSION: Final = "default"
 
 
@@ -94,6 +97,10 @@ class EmbeddedServer:
             given = request.headers.get("Authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
                 return _json({"error": "Unauthorized"}, 401)
+        if not key and (fault := _foreign(request)):
+            return _json({"error": {"message": fault}}, 403)
+        if self.stopping and request.path not in _HEALTH_PATHS:
+            return _json({"error": {"message": "The embedded engine is stopping and takes no new requests."}}, 503)
         try:
             return await handler(request)
         except Refused as refused:
@@ -298,11 +305,44 @@ class EmbeddedServer:
         return web.Response(text="Cache flushed.\n")
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address means this machine and is reached from it alone."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _foreign(request: web.Request) -> str:
+    """Return why a request without a key comes from a web page or through a foreign name; "" where it does not.
+
+    A browser sends what any page tells it to send to loopback, and a name that its owner points to 127.0.0.1 makes
+    such a page read the answers too; the headers Host, Origin and Sec-Fetch-Site are what the page cannot change.
+    """
+    if not is_loopback(_host_of(f"//{request.host}")):
+        return f"Host {request.host[:100]!r} is not this machine; ask 127.0.0.1 or localhost, or start with a key."
+    origin = request.headers.get("Origin")
+    cross_site = request.headers.get("Sec-Fetch-Site") == "cross-site"
+    if cross_site or (origin is not None and not is_loopback(_host_of(origin))):
+        return "Requests of web pages of other sites are refused; start with a key to let them in."
+    return ""
+
+
 def _streams(body: Any) -> bool:
     return isinstance(body, dict) and bool(body.get("stream"))
 
 
 async def _read_json(http: web.Request) -> Any:
+    # a page may send text/plain and forms anywhere without asking; JSON needs the consent of the server
+    if http.content_type != "application/json":
+        raise Refused({"error": {"message": "The body must be sent as Content-Type: application/json."}}, 415)
     data = await http.read()
     try:
         return orjson.loads(data)
