@@ -43,8 +43,13 @@ INFO = SourceInfo(
         "about 15 % of the prompts repeat an earlier one",
     ),
     options={"tools_in_system": "leave the functions as text in the system message, and calls as text in the history"},
-    notice="Apache-2.0 by the card's metadata only; the generator of the synthetic text is not named upstream.",
     homepage="https://huggingface.co/datasets/glaiveai/glaive-function-calling-v2",
+    terms="Apache-2.0, stated in the metadata of its card only",
+    notes=(
+        "Changed here: the functions in the system text became tool schemas, and only prompts are kept.",
+        "Its text is synthetic; the model that wrote it is not named upstream.",
+    ),
+    contamination="function calls of the same kind as BFCL's simple and multiple categories",
 )
 
 

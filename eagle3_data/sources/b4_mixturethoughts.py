@@ -35,9 +35,16 @@ INFO = SourceInfo(
         "the answer's own token count orders the work",
         "mathematics prompts carry exam numbering, and some name figures that are not there",
     ),
-    notice="The collection has no licence; its components are Apache-2.0 (OpenR1-Math-220k) and CC-BY-4.0 "
-    "(codeforces-cots, Llama-Nemotron-Post-Training-Dataset). Part of the mathematics is from AMC and AIME contests.",
     homepage=f"https://huggingface.co/datasets/{_REPO}",
+    terms="none stated for the collection itself",
+    notes=(
+        "The collection carries no licence of its own; its parts do, and are to be credited.",
+        "Mathematics: open-r1/OpenR1-Math-220k, Apache-2.0.",
+        "Code: open-r1/codeforces-cots, CC-BY-4.0.",
+        "Science: nvidia/Llama-Nemotron-Post-Training-Dataset, CC-BY-4.0.",
+    ),
+    contamination="competition mathematics (about 1.6 % of its mathematics are AMC and AIME problems) and Codeforces "
+    "problems",
 )
 
 

@@ -53,8 +53,16 @@ INFO = SourceInfo(
         "files are ordered by domain: a sample is drawn from the whole split",
     ),
     options={"keep_system": "keep the system text of 114k"},
-    notice="Apache-2.0 as a whole; the CAMEL science prompts are CC-BY-NC-4.0, code_contests CC-BY-4.0, APPS MIT.",
     homepage="https://huggingface.co/open-thoughts",
+    terms="Apache-2.0 for the collection; its prompts come from sources with licences of their own",
+    notes=(
+        "Science prompts out of CAMEL are CC-BY-NC-4.0, which is **non-commercial**: leave them out by `origin` where "
+        "that matters.",
+        "Code prompts come from code_contests (CC-BY-4.0), TACO (Apache-2.0) and APPS (MIT); the terms of "
+        "riddle_sense are unclear.",
+    ),
+    contamination="mathematics and code competitions; upstream removed close matches of known benchmarks by fuzzy "
+    "matching only",
 )
 
 

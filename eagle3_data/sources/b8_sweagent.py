@@ -37,10 +37,14 @@ INFO = SourceInfo(
         "SWE-smith's `tool` split declares no tools: the three of its `xml` split are declared (declare_tools)",
     ),
     options={"declare_tools": "declare SWE-smith's three tools for dialogues with calls (default true)"},
-    notice="CC-BY-4.0 with the licence of each repository for the text of its issues (nebius); MIT (SWE-smith). "
-    "History kept by `prefix` and `last` holds turns of Llama 3.1 (nebius), Claude or GPT-4o (SWE-smith). "
-    "Issues resemble those of SWE-bench.",
     homepage="https://huggingface.co/datasets/nebius/SWE-agent-trajectories",
+    terms="CC-BY-4.0 (nebius); the SWE-smith configs are MIT",
+    notes=(
+        "Issue texts belong to their repositories, under their licences, listed in nebius/SWE-bench-extra.",
+        "Where upstream agent turns are kept in a prompt (`turns: prefix` or `last`), the terms of the models that "
+        "wrote them apply as well: Llama 3.1 for nebius, Claude and GPT-4o for SWE-smith.",
+    ),
+    contamination="GitHub issues of the same kind as SWE-bench's; nebius names SWE-bench-extra as their origin",
 )
 
 

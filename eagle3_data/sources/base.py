@@ -48,18 +48,33 @@ class SourceInfo:
 
     name: str
     title: str
-    license: str
+    license: str  # SPDX id of the whole
     configs: dict[str, ConfigInfo]
     default_config: str
     quirks: tuple[str, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
-    notice: str = ""  # what a card of derived data must say
     homepage: str = ""
+    terms: str = ""  # the licence in words, where the SPDX id does not say it all
+    notes: tuple[str, ...] = ()  # attributions and obligations that a card must state, one sentence each
+    contamination: str = ""  # benchmarks whose problems, or close relatives of them, are among the rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         configs = {name: {**vars(config), "splits": list(config.splits)} for name, config in self.configs.items()}
-        return {**vars(self), "configs": configs, "quirks": list(self.quirks), "options": dict(self.options)}
+        lists = {name: list(getattr(self, name)) for name in ("quirks", "notes")}
+        return {**vars(self), **lists, "configs": configs, "options": dict(self.options)}
+
+    def attribution(self) -> dict[str, Any]:
+        """Return what a card of derived data must say; empty for a source that is no one data set."""
+        if not self.homepage:
+            return {}
+        return {
+            "title": self.title,
+            "url": self.homepage,
+            "license": self.terms or self.license,
+            "notes": list(self.notes),
+            "contamination": self.contamination,
+        }
 
 
 @dataclass

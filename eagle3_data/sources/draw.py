@@ -145,6 +145,7 @@ def draw(
             requested=rows,
             filter=dict(made.filter or {}),
             options=options,
+            attribution=source.INFO.attribution(),
         )
         with machine_errors(root):
             home.mkdir(parents=True, exist_ok=True)

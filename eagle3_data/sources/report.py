@@ -27,6 +27,7 @@ class SourceReport:
     requested: int | None  # rows: of the recipe
     filter: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    attribution: dict[str, Any] = field(default_factory=dict)  # SourceInfo.attribution, for cards
     files: list[dict[str, Any]] = field(default_factory=list)  # path, revision, rows
     read: int = 0  # upstream rows
     kept: int = 0  # rows with at least one prompt that is new

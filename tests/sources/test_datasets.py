@@ -15,6 +15,7 @@ from support.shared import SUPPORT
 
 import eagle3_data
 from eagle3_data.errors import SourceError
+from eagle3_data.pipeline.sources import describe_sources, sources_text
 from eagle3_data.sources import SOURCES, SourceInfo, draw, register, register_installed, sample_rows
 from eagle3_data.sources.base import ConfigInfo
 
@@ -107,7 +108,16 @@ FIFTH = '''
 from eagle3_data.sources import Column, ConfigInfo, Dialogue, SourceBuilder, SourceConfig, SourceInfo
 from eagle3_data.sources.dialogue import message
 
-INFO = SourceInfo("asked", "questions", "MIT", {"default": ConfigInfo("")}, "default")
+INFO = SourceInfo(
+    "asked",
+    "questions",
+    "MIT",
+    {"default": ConfigInfo("")},
+    "default",
+    homepage="https://example.org/asked",
+    notes=("Asked by nobody.",),
+    contamination="riddles",
+)
 
 
 class Asked(SourceBuilder):
@@ -144,6 +154,7 @@ def test_a_fifth_source_is_one_file_and_one_line(tmp_path: Path, monkeypatch: py
         data.write_text('{"ask": "why?"}\n{"ask": ""}\n{"ask": "why?"}\n')
         report = draw("asked", None, str(data), cache_dir=tmp_path).report
         assert (report.kept, report.duplicates, report.rejected) == (1, 1, {"empty_turn": 1})
+        assert report.attribution == info.attribution() and report.attribution["notes"] == ["Asked by nobody."]
         loaded = datasets.load_dataset("asked", data_files=str(data), split="train", cache_dir=str(tmp_path))
         assert loaded["license"][:] == ["MIT", "MIT"]
         with pytest.raises(SourceError, match="this name belongs to"):
@@ -167,6 +178,8 @@ def test_a_source_of_an_installed_package_is_found_by_its_entry_point(
     (installed / "entry_points.txt").write_text("[eagle3_data.sources]\nasked = asked\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
+        listed = describe_sources()  # what `eagle3-data sources` prints
+        assert listed["asked"]["notes"] == ["Asked by nobody."] and "questions" in sources_text()
         assert [info.name for info in register_installed()] == ["asked"] and "asked" in SOURCES
         (installed / "entry_points.txt").write_text("[eagle3_data.sources]\nasked = absent\n")
         with pytest.raises(SourceError, match="asked: its source absent cannot be used"):

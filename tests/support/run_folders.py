@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from eagle3_data import schema
 from eagle3_data.run_folder import RunFolder, write_parquet
+from eagle3_data.sources import SOURCES as INFOS
 
 SOURCES = {
     "B1_glaive": ("glaiveai/glaive-function-calling-v2", "default", "Apache-2.0", ""),
@@ -84,6 +85,7 @@ def manifest(rows: Mapping[str, int], *, cap: int, vocabulary: int, failed: int,
                 "drawn": count,
                 "requested": count,
                 "licenses": {SOURCES[name][2]: count},
+                "attribution": INFOS[name].attribution(),
                 "origins": {SOURCES[name][3]: count} if SOURCES[name][3] else {},
                 "reject_examples": [],
             }

@@ -17,7 +17,6 @@ from huggingface_hub import DatasetCard
 
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.publishing.card import check as card_check
-from eagle3_data.publishing.card.attribution import ATTRIBUTIONS, model_license
 from eagle3_data.publishing.card.facts import (
     SplitFacts,
     caps,
@@ -27,6 +26,7 @@ from eagle3_data.publishing.card.facts import (
     total,
     typical_record,
 )
+from eagle3_data.publishing.card.licenses import model_license
 from eagle3_data.publishing.card.merge import merge_card
 from eagle3_data.publishing.release import public_values
 from eagle3_data.run_folder import RunFolder, atomic_file, read_json
@@ -203,7 +203,6 @@ def _source(name: str, manifest: Mapping[str, Any], splits: Mapping[str, SplitFa
     rejected = report.get("rejected", {})
     cap, further = caps(extent)
     whole = sum(splits.values(), SplitFacts())
-    builder = extent.get("source") or report.get("builder") or name
     files = extent.get("data_files")
     return {
         "upstream": report.get("upstream") or ("sample rows of eagle3-data" if files == "samples" else "local files"),
@@ -222,7 +221,7 @@ def _source(name: str, manifest: Mapping[str, Any], splits: Mapping[str, SplitFa
         "failed": generation.get("failed", 0),
         "skipped": generation.get("skipped", 0),
         "licenses": whole.licenses,
-        "attribution": ATTRIBUTIONS.get(builder),
+        "attribution": report.get("attribution"),
     }
 
 

@@ -20,7 +20,7 @@ from datasets.utils.metadata import MetadataConfigs
 from huggingface_hub import CardData, DatasetCardData
 
 from eagle3_data.errors import DataError
-from eagle3_data.publishing.card.attribution import hub_licenses
+from eagle3_data.publishing.card.licenses import hub_licenses
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.schema import FINISH_REASONS, RECORD_FEATURES, arrow_schema, clean_messages
 

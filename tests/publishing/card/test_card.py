@@ -244,3 +244,20 @@ def test_caps_are_those_that_were_sent(tmp_path: Path) -> None:
     assert published.sources[0].max_new_tokens == 200 and published.extend and published.extend.up_to == 400
     lines = describe_changes(before, manifest, {}, ({}, {}))
     assert lines == ["B1_glaive: cut rows continued up to none → 400"]
+
+
+def test_a_source_of_another_package_brings_its_own_attribution(tmp_path: Path) -> None:
+    """A card is written from the run folder alone, also where the package of the source is not installed."""
+    folder = make_run(tmp_path / "run", {"B1_glaive": 4})
+    manifest = folder.read_manifest()
+    manifest["sources"]["B1_glaive"]["attribution"] = {
+        "title": "Asked",
+        "url": "https://example.org/asked",
+        "license": "MIT",
+        "notes": ["Asked by nobody."],
+        "contamination": "riddles of RiddleBench",
+    }
+    folder.write_manifest(manifest)
+    text = render_card(folder)
+    assert "from [Asked](https://example.org/asked): MIT." in text and "  - Asked by nobody." in text
+    assert "- B1_glaive: riddles of RiddleBench." in text
