@@ -254,7 +254,8 @@ def test_aborts_and_duplicate_ids(engine: EmbeddedEngine) -> None:
 
 def test_closed_connection_frees_the_slot(engine: EmbeddedEngine) -> None:
     body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 8000, "ignore_eos": True}}
-    request = urllib.request.Request(f"{engine.url}/generate", json.dumps(body).encode())
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{engine.url}/generate", json.dumps(body).encode(), headers)
     with pytest.raises(TimeoutError):
         urllib.request.urlopen(request, timeout=1)
     start = time.monotonic()
