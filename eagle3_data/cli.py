@@ -90,6 +90,20 @@ def _sources(options: argparse.Namespace) -> int:
     return 0
 
 
+def _recipe(options: argparse.Namespace) -> int:
+    from eagle3_data.recipe import load_recipe
+    from eagle3_data.recipe.documentation import json_schema, key_table
+
+    if options.schema:
+        print(json.dumps(json_schema(), ensure_ascii=False, indent=2))
+    elif options.recipe is None:
+        print(key_table())
+    else:
+        recipe = load_recipe(options.recipe)
+        print(f"{recipe.file}: {recipe.name} is right; its sources are {', '.join(s.name for s in recipe.sources)}")
+    return 0
+
+
 def _prepare(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
@@ -286,6 +300,9 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     add("sources", _sources, "what sources there are: upstream, licence, configs, rows, quirks handled")
+    sub = add("recipe", _recipe, "check a recipe; without one, list every key", json_flag=False)
+    sub.add_argument("recipe", metavar="RECIPE", nargs="?", help="a path, the name of a shipped recipe, or hf://…")
+    sub.add_argument("--schema", action="store_true", help="print the JSON Schema for editors")
     add("prepare", _prepare, "read the raw rows and write the prompts, with the table of rejects", recipe=True)
     add("plan", _plan, "dry run: token profile, prompt lengths, budgets, the first prompt, cost", recipe=True)
     sub = add("pilot", _pilot, "a random sample under a high cap, then the cap that each source needs", recipe=True)

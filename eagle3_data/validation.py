@@ -247,7 +247,7 @@ def not_that(expected: Iterable[str], found: Any) -> str:
     hint = ""
     if words == "text" and not isinstance(found, Mapping | list | tuple | None):
         hint = "; put it in quotes"
-    elif "number" in words and isinstance(found, str) and re.fullmatch(r"[+-]?\d+e[+-]?\d+", found, re.IGNORECASE):
+    elif words == "a number" and isinstance(found, str) and re.fullmatch(r"[+-]?\d+e[+-]?\d+", found, re.IGNORECASE):
         hint = f"; YAML reads it as a number when written {re.sub('e', '.0e', found.lower())}"
     return f"expected {words}, found {shortened(found)}{hint}"
 

@@ -46,7 +46,9 @@ class EngineSpec(Strict):
     """Where answers come from: SGLang servers, or the embedded engine."""
 
     urls: Annotated[
-        tuple[ServerUrl, ...], OneOrMore, Field(description="roots of the SGLang servers; all serve the same weights")
+        tuple[ServerUrl, ...],
+        OneOrMore(),
+        Field(description="roots of the SGLang servers, of the same weights"),
     ] = ()
     embedded: Annotated[
         Text | None, Field(description="in place of urls: `smollm2-135m` or a GGUF file, on this machine's CPU")
@@ -59,7 +61,7 @@ class EngineSpec(Strict):
     ] = None
     weights: Annotated[
         tuple[Annotated[float, Within(0, 1e6, open_low=True)], ...],
-        OneOrMore,
+        OneOrMore(),
         Field(description="each server's share of the work"),
     ] = ()
     timeout: Annotated[

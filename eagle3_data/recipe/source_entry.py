@@ -118,7 +118,7 @@ class Entries:
         return core_schema.with_info_plain_validator_function(_entries)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        models = {name: handler(model_of(name).__pydantic_core_schema__) for name in sources.SOURCES}
+        models = {name: _entry_schema(handler(model_of(name).__pydantic_core_schema__)) for name in sources.SOURCES}
         named = [
             {"allOf": [found, {"required": ["source"], "properties": {"source": {"const": name}}}]}
             for name, found in models.items()
@@ -130,6 +130,13 @@ class Entries:
             "properties": models,
             "additionalProperties": {"anyOf": named},
         }
+
+
+def _entry_schema(found: dict[str, Any]) -> dict[str, Any]:
+    # an entry's key is its name, and its source where none is given
+    properties = {key: value for key, value in found["properties"].items() if key != "(name)"}
+    required = [key for key in found.get("required", ()) if key not in ("(name)", "source")]
+    return {**found, "properties": properties, "required": required}
 
 
 def _entries(given: Any, info: ValidationInfo) -> tuple[SourceSpec, ...]:

@@ -6,7 +6,8 @@ Goes in: plain values. Comes out: types that pydantic checks, with their forms i
 import re
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, core_schema
 
 from eagle3_data.validation import Like, Within, wrong
 
@@ -26,19 +27,25 @@ RunName = Annotated[
 WholeOrAuto = Annotated[int, Within(1)] | Literal["auto"]
 
 
-def _listed(value: Any) -> Any:
-    values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if not values:
-        raise wrong("the list is empty")
-    return values
+class OneOrMore:
+    """A list that is not empty, or its only item by itself."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._listed, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        found = handler(schema)
+        return {"anyOf": [found["items"], {**found, "minItems": 1}]}
+
+    @staticmethod
+    def _listed(value: Any) -> Any:
+        values = tuple(value) if isinstance(value, list | tuple) else (value,)
+        if not values:
+            raise wrong("the list is empty")
+        return values
 
 
-OneOrMore = BeforeValidator(_listed)
-TextOrList = Annotated[
-    tuple[Text, ...],
-    OneOrMore,
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
-]
+TextOrList = Annotated[tuple[Text, ...], OneOrMore()]
 
 ServerUrl = Annotated[
     str,

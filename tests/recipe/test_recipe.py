@@ -77,6 +77,7 @@ BAD = {
         "target.profile: expected keys and values, found a list",
     ),
     "a key in the URL": ("name: x\nengine: {urls: 'http://user:key@a'}\nsources: {}", 2, "api_key_env"),
+    "a name of 300 characters": (f"name: {'n' * 300}\n{ENGINE}sources: {{}}", 1, "at most 100"),
     "a name with a slash": (f"name: a/b\n{ENGINE}sources: {{}}", 1, "cannot name a folder"),
     "reserved config": (f"{BASE}sources:\n  default: {{source: B1_glaive, max_new_tokens: 5}}", 4, "cannot name"),
     "a version of two numbers": (
@@ -98,6 +99,64 @@ def test_a_wrong_recipe_is_one_placed_error(text: str, line: int, message: str) 
     assert all(one.startswith("r.yaml:") for one in lines)
 
 
+MANY = """\
+name: x
+engine: {embedded: smollm2-135m, urls: http://a}
+temperature: 0.5
+sampling: {top_p: 3, thinking: true, topp: 1}
+sources:
+  B1_glaive: {max_new_tokens: 1e3, temperature: 0, rows: 5.5}
+  other: {max_new_tokens: 5}
+  last: {source: B4_mixturethoughts, config: maths, holdout: -1, data_files: []}
+"""
+FOUND = """\
+r.yaml:2: engine: give either urls (of SGLang servers) or embedded (a model), not both
+r.yaml:3: temperature: unknown key; it belongs under sampling
+r.yaml:4: sampling.thinking: unknown key; it belongs under target
+r.yaml:4: sampling.top_p: 3 is impossible; it must lie in (0, 1]
+r.yaml:4: sampling.topp: unknown key; did you mean 'top_p'?
+r.yaml:6: sources.B1_glaive.max_new_tokens: expected a whole number or auto, found '1e3'
+r.yaml:6: sources.B1_glaive.rows: expected a whole number, found 5.5
+r.yaml:6: sources.B1_glaive.temperature: unknown key; it belongs under sampling
+r.yaml:7: sources.other: 'other' is not known; it must be one of B1_glaive, B4_mixturethoughts, B5_openthoughts, \
+B8_sweagent, chat
+r.yaml:8: sources.last.config: 'maths' is not known; did you mean 'math'?
+r.yaml:8: sources.last.data_files: the list is empty
+r.yaml:8: sources.last.holdout: -1 is impossible; it must be at least 0
+r.yaml:8: sources.last: the key 'max_new_tokens' is missing"""
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(MANY, "r.yaml")
+    assert str(caught.value) == FOUND
+
+
+SECRETS = ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "HUGGING_FACE_HUB_TOKEN", "GITHUB_TOKEN", "OPENAI_API_KEY", "aws_key"]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_server_is_never_sent_the_credentials_of_another_service(name: str) -> None:
+    text = GOOD.replace("api_key_env: KEY", f"api_key_env: {name}")
+    with pytest.raises(RecipeError, match=f"{name} holds the credentials of another service"):
+        parse_recipe(text)
+
+
+def test_a_key_in_place_of_its_variable_is_not_repeated() -> None:
+    with pytest.raises(RecipeError, match="is not the name of an environment variable") as caught:
+        parse_recipe(GOOD.replace("api_key_env: KEY", "api_key_env: sk-very-secret"))
+    assert "very" not in str(caught.value)
+
+
+def test_files_are_relative_to_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(GOOD.replace("b.jsonl", "/b.jsonl, 'hf://datasets/a/b/c.jsonl'"))
+    recipe = load_recipe(tmp_path / "r.yaml")
+    assert recipe.data_files(recipe.sources[1]) == [f"{tmp_path}/a.jsonl", "/b.jsonl", "hf://datasets/a/b/c.jsonl"]
+    assert recipe.data_files(recipe.sources[0]) is None
+    shipped = load_recipe("quickstart")
+    assert {shipped.data_files(spec) for spec in shipped.sources} == {"samples"}  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n"])
 def test_an_empty_recipe_says_so(text: str) -> None:
     with pytest.raises(RecipeError, match=r"r\.yaml: the recipe is empty"):
@@ -109,6 +168,14 @@ def test_an_unknown_recipe_names_the_nearest(tmp_path: Path) -> None:
         load_recipe("quikstart")
     with pytest.raises(RecipeError, match="neither a file"):
         load_recipe(tmp_path / "absent.yaml")
+    (tmp_path / "mine.yaml").write_text("")
+    with pytest.raises(RecipeError, match=r"did you mean '.*mine\.yaml'"):
+        load_recipe(tmp_path / "mine.yml")
+    with pytest.raises(RecipeError, match="this is a folder"):
+        load_recipe(tmp_path)
+    with pytest.raises(RecipeError, match="name too long") as caught:
+        load_recipe("x" * 5000)
+    assert len(str(caught.value)) < 200
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
     with pytest.raises(RecipeError, match="not UTF-8"):
         load_recipe(tmp_path / "latin.yaml")
