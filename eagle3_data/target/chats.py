@@ -33,12 +33,15 @@ class ChatRules:
         canonical_call_ids: a call shows its id alone, so that the name must be in it: `functions.<name>:<index>`, the
             index counting all calls of the conversation (Kimi).
         name_replaces_role: a `name` key of a message is printed in place of its role, so it is left out.
+        null_content: calls are only written where the content of their message is null (DeepSeek-V3), so an empty
+            content beside calls becomes null.
         typescript_tools: the template takes the tools as a TypeScript declaration (`tools_ts_str`, Kimi-K2.5).
     """
 
     mapping_arguments: bool = False
     canonical_call_ids: bool = False
     name_replaces_role: bool = False
+    null_content: bool = False
     typescript_tools: bool = False
 
 
@@ -99,6 +102,8 @@ def _message(index: int, message: Mapping[str, Any], rules: ChatRules) -> dict[s
                 cleaned[key] = [_call(index, call, rules) for call in value]
         else:
             cleaned[key] = value if isinstance(value, str) else _without_nulls(value)
+    if rules.null_content and cleaned["content"] == "" and "tool_calls" in cleaned:
+        cleaned["content"] = None
     return cleaned
 
 
@@ -182,6 +187,24 @@ def _converted_tools(tools: Any, typescript: bool) -> tuple[list[Any] | None, st
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         _warn_json_tools(str(error))
         return schemas, None
+
+
+def tool_parameters(tools: Any) -> dict[str, Mapping[str, Any]] | None:
+    """Return the parameters of each tool by its name, None where `tools` is None.
+
+    Raises:
+        DataError: the tools are not a JSON list of schemas.
+    """
+    if tools is None:
+        return None
+    schemas, _ = prepare_tools(tools, typescript=False)
+    found: dict[str, Mapping[str, Any]] = {}
+    for tool in schemas or ():
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping):
+            parameters = function.get("parameters")
+            found[str(function.get("name"))] = parameters if isinstance(parameters, Mapping) else {}
+    return found
 
 
 def _sorted_keys(value: Any) -> Any:

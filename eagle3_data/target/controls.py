@@ -6,7 +6,7 @@ own controls.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,12 +19,11 @@ _HTML: Final = re.compile(
     r"|table|tbody|t[dhr]|tfoot|thead|u|ul)/?>"
 )
 
-# Noncharacters: Unicode keeps them out of interchanged text for ever, so one that a chat does not hold can always be
-# found.
-_MARKS: Final = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
+# Yi syllables: printable (so that neither JSON nor Python's repr escapes them), without case, and rare enough that
+# one which a chat does not hold can always be found.
+_MARKS: Final = tuple(chr(code) for code in range(0xA000, 0xA48D))
 
-# Keys that templates read by name; any other key of a tool schema is data, and some templates print it between < and
-# >.
+# Keys that templates read by name; any other key is data, and some templates print it between < and >.
 _SCHEMA_KEYS: Final = frozenset(
     word
     for line in (
@@ -130,17 +129,32 @@ class ControlTokens:
         return False
 
     def threatens(self, value: Any) -> bool:
-        """Tell whether any string in nested `value` spells a control string or could become the head of one."""
+        """Tell whether a string in nested `value`, keys apart, spells a control string or could become its head."""
         if isinstance(value, str):
             return bool(value) and (self._pattern.search(value) is not None or self._ends_open(value))
         if isinstance(value, Mapping):
-            return any(self._key_threatens(key) or self.threatens(item) for key, item in value.items())
+            return any(self.threatens(item) for item in value.values())
         if isinstance(value, (list, tuple)):
             return any(self.threatens(item) for item in value)
         return False
 
-    def _key_threatens(self, key: Any) -> bool:
-        return isinstance(key, str) and key not in _SCHEMA_KEYS and (key in self._joined or self.threatens(key))
+    def risky_keys(self, value: Any) -> set[str]:
+        """Return the keys in nested `value` that are part of a control string or hold one.
+
+        A template that prints keys between literals of its own could complete one with them.
+        """
+        found: set[str] = set()
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                found |= self.risky_keys(item)
+                if not isinstance(key, str) or not key or key in _SCHEMA_KEYS:
+                    continue
+                if key in self._joined or self.threatens(key):
+                    found.add(key)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                found |= self.risky_keys(item)
+        return found
 
     def count(self, value: Any) -> int:
         """Return how many control strings the strings of nested `value` spell."""
@@ -152,27 +166,29 @@ class ControlTokens:
             return sum(self.count(item) for item in value)
         return 0
 
-    def disarm(self, value: Any, mark: str) -> Any:
+    def disarm(self, value: Any, mark: str, keys: Collection[str] = ()) -> Any:
         """Return nested `value` with `mark` inside every control string, so that none is left and none can be joined.
 
         A string that ends in the head of a control string gets the mark at its end: the next part of the chat could
-        complete it. Removing the marks gives the text back.
+        complete it. Of the keys only `keys` are marked, at their beginning, and where a list `required` names them.
+        Removing the marks gives the text back.
         """
         if isinstance(value, str):
             while self._pattern.search(value):
                 value = self._pattern.sub(lambda match: match[0][0] + mark + match[0][1:], value)
             return value + mark if value and self._ends_open(value) else value
         if isinstance(value, Mapping):
-            return {self._disarm_key(key, mark): self.disarm(item, mark) for key, item in value.items()}
+            return {
+                (mark + self.disarm(key, mark) if key in keys else key): (
+                    [mark + self.disarm(name, mark) if name in keys else self.disarm(name, mark) for name in item]
+                    if keys and key == "required" and isinstance(item, (list, tuple)) and _are_texts(item)
+                    else self.disarm(item, mark, keys)
+                )
+                for key, item in value.items()
+            }
         if isinstance(value, (list, tuple)):
-            return [self.disarm(item, mark) for item in value]
+            return [self.disarm(item, mark, keys) for item in value]
         return value
-
-    def _disarm_key(self, key: Any, mark: str) -> Any:
-        if not self._key_threatens(key):
-            return key
-        disarmed = self.disarm(key, mark)
-        return disarmed if disarmed != key else key[0] + mark + key[1:]
 
     def cut(self, text: str) -> list[tuple[str, int]]:
         """Cut a rendered chat at its control strings.
@@ -217,13 +233,18 @@ def _any_of(strings: Iterable[str]) -> str:
     return expression(tree)
 
 
+def _are_texts(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
 def free_mark(value: Any) -> str:
-    """Return a noncharacter that no string in nested `value` holds."""
-    used: set[str] = set()
+    """Return a character that no string in nested `value` holds, neither itself nor escaped as JSON does."""
+    seen: set[str] = set()
 
     def collect(item: Any) -> None:
         if isinstance(item, str):
-            used.update(item)
+            seen.update(item)
+            seen.update(chr(int(code, 16)) for code in re.findall(r"\\u([0-9a-fA-F]{4})", item))
         elif isinstance(item, Mapping):
             for key, entry in item.items():
                 collect(key)
@@ -233,4 +254,9 @@ def free_mark(value: Any) -> str:
                 collect(entry)
 
     collect(value)
-    return next((mark for mark in _MARKS if mark not in used), chr(0x10FFFF))
+    return next((mark for mark in _MARKS if mark not in seen), chr(0x10FFFF))
+
+
+def without_mark(text: str, mark: str) -> str:
+    """Return rendered text without a mark, also where a template has printed it as `\\ua000`."""
+    return text.replace(mark, "").replace(f"\\u{ord(mark):04x}", "")

@@ -5,14 +5,20 @@ rules for preparing chats and the token profile. Nothing is typed in for a model
 error that names the fields to give in the recipe.
 """
 
+import functools
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from eagle3_data.errors import DataError, TargetError
+from eagle3_data.target.call_formats import CALL_FORMATS, HARMONY
+from eagle3_data.target.call_probing import CONTENT, PROBE_TOOLS, Call, find_call_format
+from eagle3_data.target.calls import CallFormat
 from eagle3_data.target.chats import Chat, ChatRules, prepare_tools
 from eagle3_data.target.controls import ControlTokens
+from eagle3_data.target.messages import Joints
 from eagle3_data.target.profile import ThinkingState, TokenProfile
 from eagle3_data.target.template import ChatTemplate
 
@@ -31,7 +37,7 @@ THINK_MARKERS: Final = (
 THINKING_SWITCHES: Final = ("thinking", "enable_thinking")
 _HARMONY: Final = ("<|start|>", "<|channel|>", "<|message|>")
 
-_USER, _CONTENT, _REASON, _RESULT = "Zquestion", "Zanswer", "Zreason", "Zresult"
+_USER, _CONTENT, _REASON, _RESULT = "Zquestion", CONTENT, "Zreason", "Zresult"
 _NAMES, _VALUES, _IDS = ("zfirst", "zsecond"), ("Zone", "Ztwo"), ("Zcallone1", "Zcalltwo2")
 
 Encode = Callable[[str], Sequence[int]]
@@ -60,12 +66,30 @@ class _Calls:
     messages: list[dict[str, Any]] | None = None
 
 
+@dataclass(frozen=True)
+class Writing:
+    """How a template takes and writes calls.
+
+    Attributes:
+        form: the form in which it writes them, None if it writes none that can be read back.
+        mapping: arguments must be a mapping; as JSON text they are not printed as an object.
+        null_content: calls are only written where the content of their message is null.
+        named_ids: what is written of a call is its id, which must hold the name.
+    """
+
+    form: CallFormat | None
+    mapping: bool
+    null_content: bool
+    named_ids: bool
+
+
 class Prober:
     """Renders sentinel chats through one template."""
 
     def __init__(self, template: ChatTemplate, controls: ControlTokens) -> None:
         self._template = template
         self._controls = controls
+        self.writing = self._probe_writing()
         self.calls = self._probe_calls()
 
     # ---- rendering
@@ -76,7 +100,7 @@ class Prober:
         template = (
             self._template.with_variables({**self._template.variables, **variables}) if variables else self._template
         )
-        schemas, declaration = prepare_tools(_TOOLS, template.takes_typescript) if tools else (None, None)
+        schemas, declaration = prepare_tools(PROBE_TOOLS, template.takes_typescript) if tools else (None, None)
         return template.text(Chat(messages, schemas, declaration), generation_prompt=prompt)
 
     def _try(self, messages: list[dict[str, Any]], tools: bool = False, prompt: bool = False) -> str | None:
@@ -89,6 +113,38 @@ class Prober:
         return [index for _, index in self._controls.cut(text) if index >= 0]
 
     # ---- calls
+
+    def _probe_writing(self) -> "Writing":
+        """Find how calls must be given to the template, and the form in which it writes them."""
+        for null_content in (False, True):
+            for mapping in (False, True):
+                for named_ids in (False, True):
+                    writing = Writing(None, mapping, null_content, named_ids)
+                    form = find_call_format(functools.partial(self._turn, writing=writing), self._controls)
+                    if form is not None:
+                        return replace(writing, form=form)
+        return Writing(None, False, False, False)
+
+    def _turn(self, calls: Sequence[Call], content: str, writing: "Writing") -> str | None:
+        """Render calls and a content as one assistant turn, without its header and end; None if it cannot be."""
+        made = [
+            {
+                "id": f"functions.{name}:{index}" if writing.named_ids else _IDS[index],
+                "type": "function",
+                "function": {"name": name, "arguments": values if writing.mapping else json.dumps(values)},
+            }
+            for index, (name, values) in enumerate(calls)
+        ]
+        given = None if writing.null_content and not content else content
+        text = self._try([_user(), {"role": "assistant", "content": given, "tool_calls": made}], tools=True)
+        plain = self._try([_user(), _assistant()], tools=True)
+        if text is None or plain is None or _CONTENT not in plain:
+            return None
+        header, end = plain[: plain.rfind(_CONTENT)], plain[plain.rfind(_CONTENT) + len(_CONTENT) :]
+        shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, header, strict=False))
+        turn = text[sum(1 for _ in shared) :]
+        closing = next((self._controls.strings[index] for _, index in self._controls.cut(end) if index >= 0), "")
+        return turn[: turn.find(closing)] if closing and closing in turn else turn
 
     def _probe_calls(self) -> _Calls:
         plain = self._try([_user(), _assistant()]) or ""
@@ -140,8 +196,9 @@ class Prober:
         unnamed = self._try([_user()])
         replaces = bool(named and unnamed and "Zname" in named and named.replace("Zname", "user") == unnamed)
         return ChatRules(
-            mapping_arguments=self.calls.mapping,
-            canonical_call_ids=self.calls.shows_ids and not self.calls.shows_names,
+            mapping_arguments=self.writing.mapping if self.writing.form else self.calls.mapping,
+            canonical_call_ids=self.writing.named_ids or (self.calls.shows_ids and not self.calls.shows_names),
+            null_content=self.writing.null_content,
             name_replaces_role=replaces,
             typescript_tools=self._template.takes_typescript,
         )
@@ -215,6 +272,22 @@ class Prober:
         last, history = self._try([_user(), answer]), self._try([_user(), answer, _user()])
         return bool(last and _REASON in last), bool(history and _REASON in history)
 
+    def joints(self) -> Joints:
+        """Return the white space that the template writes around the parts of an answer."""
+        begin, end = self.think_ids()
+        strings = self._controls.strings
+        reasoned = self._try([_user(), {**_assistant(), "reasoning_content": _REASON}]) or ""
+        joints = Joints()
+        if begin is not None and end is not None and _REASON in reasoned and _CONTENT in reasoned:
+            before, rest = reasoned.rsplit(_REASON, 1)
+            opened, closed = before.rsplit(strings[begin], 1)[-1], rest.split(strings[end], 1)
+            content = closed[-1].split(_CONTENT, 1)[0]
+            spaces = (opened, closed[0], content if len(closed) == 2 else "")
+            joints = Joints(*(space if not space.strip() else "" for space in spaces))
+        turn = self._turn([(_NAMES[0], {"zkey": _VALUES[0]})], _CONTENT, self.writing)
+        tail = turn.split(_CONTENT, 1)[-1] if turn else ""
+        return replace(joints, before_calls=tail[: len(tail) - len(tail.lstrip())])
+
     def shows_tools(self) -> bool:
         """Tell whether the template prints the tools at all."""
         text = self._try([_user()], tools=True)
@@ -236,6 +309,14 @@ class Prober:
         system = {"role": "system", "content": _CONTENT}
         texts = (self._try([system, _user()], prompt=True), self._try([_user()], prompt=True))
         return {index for text in texts if text for index in self._ids(text)}
+
+    def call_format(self) -> str:
+        """Return `tool_call_format` of the profile."""
+        if self.is_harmony():
+            return HARMONY
+        if self.writing.form is not None:
+            return self.writing.form.name
+        return "none" if self.calls.messages is None else "unknown"
 
     def is_harmony(self) -> bool:
         """Tell whether the template writes the harmony format (gpt-oss), which marks no thinking but channels."""
@@ -308,8 +389,16 @@ def build_profile(
         keeps_reasoning_last=last,
         keeps_reasoning_history=history,
         tools_format=tools_format if prober.shows_tools() else "none",
+        tool_call_format=prober.call_format(),
     )
     return profile.overridden(given)
+
+
+def call_format(profile: TokenProfile, prober: Prober) -> CallFormat | None:
+    """Return the form of calls that a profile names, None if it is none that can be read."""
+    if profile.tool_call_format == "template":
+        return prober.writing.form
+    return CALL_FORMATS.get(profile.tool_call_format)
 
 
 def _call_ends(before: list[int], between: list[int], after: list[int]) -> tuple[int | None, int | None]:
@@ -354,20 +443,3 @@ def _calling(content: str, count: int, mapping: bool) -> dict[str, Any]:
         for index in range(count)
     ]
     return {"role": "assistant", "content": content, "tool_calls": calls}
-
-
-_TOOLS: Final = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "Zdescription",
-            "parameters": {
-                "type": "object",
-                "properties": {"zkey": {"type": "string", "description": "Zmeaning"}},
-                "required": ["zkey"],
-            },
-        },
-    }
-    for name in _NAMES
-]

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle3_data.errors import TargetError
+from eagle3_data.target.call_formats import CALL_FORMATS, HARMONY
 
 ThinkingState = Literal["open", "closed", "model", "none"]
 THINKING_STATES: Final = ("open", "closed", "model", "none")
@@ -43,6 +44,9 @@ class TokenProfile:
         keeps_reasoning_last, keeps_reasoning_history: whether re-rendering a chat shows the reasoning of its last
             answer and of earlier ones.
         tools_format: `typescript`, `json`, or `none` where the template ignores tools.
+        tool_call_format: how calls are written: a name of `call_formats.CALL_FORMATS` (SGLang's names of tool call
+            parsers), `gpt-oss`, `template` (read off the template's own literal texts), `none` (the template writes
+            no calls), or `unknown` (it does, in a form that could not be read off).
     """
 
     vocabulary_size: int
@@ -64,6 +68,7 @@ class TokenProfile:
     keeps_reasoning_last: bool = False
     keeps_reasoning_history: bool = False
     tools_format: str = "none"
+    tool_call_format: str = "none"
 
     def state_after(self, prompt_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None) -> ThinkingState:
         """Return how a prompt (n,) leaves thinking; without one, how the generation prompt does."""
@@ -127,6 +132,7 @@ class TokenProfile:
 _LISTS: Final = ("end_of_turn_ids", "generation_prompt_ids", "tool_turn_ids", "template_only_ids")
 _FLAGS: Final = ("keeps_reasoning_last", "keeps_reasoning_history")
 _TEXTS: Final = ("thinking_switch", "tools_format")
+CALL_FORMAT_NAMES: Final = (*CALL_FORMATS, HARMONY, "template", "none", "unknown")
 
 
 def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +155,12 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
             good = value in THINKING_STATES or (value is None and key == "tool_turn_state")
         elif key in _FLAGS:
             good = isinstance(value, bool)
+        elif key == "tool_call_format":
+            if value not in CALL_FORMAT_NAMES:
+                raise TargetError(
+                    f"target.profile.tool_call_format: {value!r} is not one of {', '.join(CALL_FORMAT_NAMES)}"
+                )
+            good = True
         elif key in _TEXTS:
             good = value is None or isinstance(value, str)
         else:

@@ -15,7 +15,7 @@ import numpy as np
 
 from eagle3_data.errors import DataError
 from eagle3_data.target.chats import Chat, ChatRules, prepare
-from eagle3_data.target.controls import free_mark
+from eagle3_data.target.controls import free_mark, without_mark
 from eagle3_data.target.encoding import Codec, Ids
 from eagle3_data.target.template import ChatTemplate
 
@@ -84,10 +84,11 @@ class Renderer:
         for place, (messages, tools) in enumerate(chats):
             try:
                 chat = self.chat(messages, tools)
-                if self._forge == "escape" and self._codec.controls.threatens(chat.parts()):
-                    chunk.ids[place] = self._guarded(chat)
+                text, mark = (self._template.text(chat), "") if self._forge == "naive" else self._guarded(chat)
+                if mark:
+                    chunk.ids[place] = self._assembled(text, mark)
                 else:
-                    chunk.texts.append(self._template.text(chat))
+                    chunk.texts.append(text)
                     chunk.places.append(place)
             except DataError as error:
                 raise _located(error, first + place, count) from error
@@ -108,20 +109,42 @@ class Renderer:
             chunk.ids[place] = self._checked(text, ids) if check else ids
         return [ids for ids in chunk.ids if ids is not None]
 
-    def _guarded(self, chat: Chat) -> Ids:
-        """Encode a chat whose texts spell control strings.
+    def _guarded(self, chat: Chat) -> tuple[str, str]:
+        """Render a chat so that every control string in the text is the template's own.
 
-        The strings are disarmed with a mark before the template sees them, so every control string in the rendered
-        text is the template's own; the text between those is encoded without control tokens, marks taken out.
+        Control strings in texts are disarmed with a mark before the template sees them. Keys are left alone, since
+        templates sort by them and look them up; only where marking them takes away a control string of the rendered
+        text, so that the template had completed one with a key, they are marked as well.
+
+        Returns:
+            The text, and the mark to be taken out of it, "" if there is none.
+
+        Raises:
+            DataError: a key completes a control string, and the template does not take it marked.
         """
-        parts = chat.parts()
-        mark = free_mark(parts)
-        messages, tools, tools_ts = self._codec.controls.disarm(parts, mark)
-        return self._assembled(self._template.text(Chat(messages, tools, tools_ts)), mark)
+        controls, parts = self._codec.controls, chat.parts()
+        keys = controls.risky_keys(parts)
+        threatens = controls.threatens(parts)
+        if not keys and not threatens:
+            return self._template.text(chat), ""
+        mark = free_mark([parts, self._template.sources()])
+        text = self._template.text(Chat(*controls.disarm(parts, mark)) if threatens else chat)
+        written = controls.spelled(text)
+        if any(key in control or controls.spelled(key) for control in set(written) for key in keys):
+            marked = self._template.text(Chat(*controls.disarm(parts, mark, keys)))
+            if controls.spelled(marked) != written:
+                if without_mark(marked, mark) != without_mark(text, mark):
+                    raise DataError(
+                        f"a key ({', '.join(sorted(keys))[:80]}) becomes part of a control token in this template; "
+                        "rename it in the tool schema and in the calls"
+                    )
+                return marked, mark
+        return text, mark if threatens else ""
 
     def _assembled(self, text: str, mark: str) -> Ids:
+        """Encode the text between a rendered chat's control strings without control tokens, the mark taken out."""
         pieces = self._codec.controls.cut(text)
-        texts = [piece.replace(mark, "") if mark else piece for piece, _ in pieces]
+        texts = [without_mark(piece, mark) if mark else piece for piece, _ in pieces]
         filled = [index for index, piece in enumerate(texts) if piece]
         encoded = dict(
             zip(

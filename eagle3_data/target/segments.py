@@ -5,41 +5,24 @@ thinking of its own). Of the prompt only its ending matters, where a template en
 Comes out: where the reasoning ends, how many calls were begun, and text views decoded from the ids.
 """
 
-import json
-import re
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from eagle3_data.target.calls import CallReader, Reading, Schemas, ToolCall
 from eagle3_data.target.profile import TokenProfile
 
 Ids = npt.NDArray[np.int32]
 Decode = Callable[[Sequence[int]], str]
 
-_NAME_IN_ID: Final = re.compile(r"\s*(?:functions\.)?(.+?):(\d+)\s*")
+_UNKNOWN_FORMAT: Final = (
+    "the form of this target's calls cannot be read off its chat template; give target.profile.tool_call_format"
+)
 _LEADING: Final = 3  # how many tokens of white space a model may write before it opens its thinking
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call that the model began.
-
-    Attributes:
-        name: of the function, "" if it was cut before the name was there.
-        arguments: JSON text as the model wrote it, maybe cut.
-        id: the id that the model wrote, "" where its format has none.
-        complete: whether the call was closed.
-        text: everything between the tokens that begin and end the call.
-    """
-
-    name: str
-    arguments: str
-    id: str
-    complete: bool
-    text: str
 
 
 @dataclass(frozen=True)
@@ -48,8 +31,10 @@ class Segments:
 
     Attributes:
         reasoning: text of the thinking, "" if there is none.
-        answer: text outside thinking and tool calls; a second end of thinking stands in it.
+        answer: text between the thinking and the first call; a second end of thinking stands in it.
         tool_calls: the calls begun, in order.
+        after_calls: text after the last call, "" in a usual answer.
+        unreadable: why a call cannot be read, "" if all can.
         reasoning_tokens: tokens of thinking, its end token included; all of them if it never closed.
         reasoning_closed: whether an end of thinking was written; False too if a tool call ended it.
         stop_token_id: the end-of-turn id at the end, −1 if the output ends without one.
@@ -61,14 +46,17 @@ class Segments:
     reasoning_tokens: int
     reasoning_closed: bool
     stop_token_id: int
+    after_calls: str = ""
+    unreadable: str = ""
 
 
 class Splitter:
     """Splits outputs by one profile."""
 
-    def __init__(self, profile: TokenProfile, decode: Decode) -> None:
+    def __init__(self, profile: TokenProfile, decode: Decode, calls: CallReader | None = None) -> None:
         self._profile = profile
         self._decode = decode
+        self._calls = calls
         openers = (profile.tool_section_begin_id, profile.tool_call_begin_id)
         self._tool_begins = [index for index in openers if index is not None]
 
@@ -104,8 +92,8 @@ class Splitter:
         end, _ = self.reasoning_end(ids, prompt)
         return int(np.count_nonzero(ids[end:] == begin))
 
-    def split(self, ids: Ids, prompt: Ids | None = None) -> Segments:
-        """Split an output (n,), the answer to `prompt` (m,), into its parts."""
+    def split(self, ids: Ids, prompt: Ids | None = None, schemas: Schemas | None = None) -> Segments:
+        """Split an output (n,), the answer to `prompt` (m,), into its parts; `schemas` as `CallReader.read`."""
         profile = self._profile
         end, closed = self.reasoning_end(ids, prompt)
         stop = int(ids[-1]) if len(ids) and int(ids[-1]) in profile.end_of_turn_ids else -1
@@ -115,57 +103,27 @@ class Splitter:
             opened = np.flatnonzero(thought[: _LEADING + 1] == profile.think_begin_id)
             if len(opened) and not self._decode(thought[: opened[0]].tolist()).strip():
                 thought = thought[opened[0] + 1 :]
-        answer, calls = self._answer(ids[min(end, last) : last])
-        return Segments(self._decode(thought.tolist()), answer, calls, end, closed, stop)
+        read = self._answer(ids[min(end, last) : last], schemas)
+        return Segments(
+            reasoning=self._decode(thought.tolist()),
+            answer=read.content,
+            tool_calls=read.calls,
+            reasoning_tokens=end,
+            reasoning_closed=closed,
+            stop_token_id=stop,
+            after_calls=read.after,
+            unreadable=read.fault,
+        )
 
-    def _answer(self, ids: Ids) -> tuple[str, tuple[ToolCall, ...]]:
-        """Take the calls out of what follows the thinking; what is left is the answer."""
-        profile = self._profile
-        if profile.tool_call_begin_id is None:
-            return self._decode(ids.tolist()), ()
-        kept: list[str] = []
-        calls: list[ToolCall] = []
-        ends = {profile.tool_call_end_id, profile.tool_call_begin_id, profile.tool_section_end_id} - {None}
-        sections = {profile.tool_section_begin_id, profile.tool_section_end_id} - {None}
-        start = place = 0
-        values = ids.tolist()
-        while place < len(values):
-            token = values[place]
-            if token == profile.tool_call_begin_id:
-                kept.append(self._decode(values[start:place]))
-                close = next((at for at in range(place + 1, len(values)) if values[at] in ends), len(values))
-                complete = close < len(values) and values[close] == profile.tool_call_end_id
-                calls.append(self._call(values[place + 1 : close], complete))
-                place = start = close + complete
-            elif token in sections:
-                kept.append(self._decode(values[start:place]))
-                place = start = place + 1
-            else:
-                place += 1
-        kept.append(self._decode(values[start:]))
-        return "".join(kept), tuple(calls)
-
-    def _call(self, ids: list[int], complete: bool) -> ToolCall:
-        text = self._decode(ids)
-        separator = self._profile.tool_separator_id
-        if separator is not None and separator in ids:
-            cut = ids.index(separator)
-            head, arguments = self._decode(ids[:cut]).strip(), self._decode(ids[cut + 1 :])
-            named = _NAME_IN_ID.fullmatch(head)
-            return ToolCall(named[1] if named else head, arguments, head if named else "", complete, text)
-        return _json_call(text, complete)
-
-
-def _json_call(text: str, complete: bool) -> ToolCall:
-    """Read a call that is one JSON object with a name and arguments; what is cut or of another form stays text."""
-    try:
-        value: Any = json.loads(text)
-    except ValueError:
-        found = re.search(r'"name"\s*:\s*"([^"]*)"', text)
-        rest = re.search(r'"(?:arguments|parameters)"\s*:\s*(.*)', text, re.DOTALL)
-        return ToolCall(found[1] if found else "", rest[1] if rest else "", "", complete, text)
-    if not isinstance(value, dict):
-        return ToolCall("", "", "", complete, text)
-    arguments = value.get("arguments", value.get("parameters", {}))
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(str(value.get("name", "")), written, str(value.get("id", "")), complete, text)
+    def _answer(self, ids: Ids, schemas: Schemas | None) -> Reading:
+        """Take the calls out of what follows the thinking."""
+        if self._calls is not None:
+            return self._calls.read(self._calls.marks.text(ids.tolist(), self._decode), schemas)
+        begin = self._profile.tool_call_begin_id
+        places: list[int] = np.flatnonzero(ids == begin).tolist() if begin is not None else []
+        if not places:
+            return Reading(self._decode(ids.tolist()))
+        bounds = [*places, len(ids)]
+        texts = [self._decode(ids[start + 1 : stop].tolist()) for start, stop in itertools.pairwise(bounds)]
+        calls = tuple(ToolCall("", "", "", False, text) for text in texts)
+        return Reading(self._decode(ids[: bounds[0]].tolist()), "", calls, _UNKNOWN_FORMAT)

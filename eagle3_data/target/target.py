@@ -14,7 +14,9 @@ from typing import Any, Self
 import numpy as np
 
 from eagle3_data.errors import TargetError
+from eagle3_data.target.calls import CallReader
 from eagle3_data.target.canaries import check_canaries, server_canaries, vocabulary_canaries
+from eagle3_data.target.chats import tool_parameters
 from eagle3_data.target.encoding import Codec, Ids
 from eagle3_data.target.gguf import load_gguf
 from eagle3_data.target.loading import (
@@ -25,7 +27,8 @@ from eagle3_data.target.loading import (
     model_files,
     resolved_revision,
 )
-from eagle3_data.target.probing import THINKING_SWITCHES, EndIds, Prober, build_profile
+from eagle3_data.target.messages import AssistantMessage, to_message
+from eagle3_data.target.probing import THINKING_SWITCHES, EndIds, Prober, build_profile, call_format
 from eagle3_data.target.profile import TokenProfile, checked_fields
 from eagle3_data.target.rendering import Forge, Renderer
 from eagle3_data.target.segments import Segments, Splitter
@@ -83,7 +86,12 @@ class Target:
             raise TargetError(f"{model}: {error}") from error
         self._template = template
         self._renderer = Renderer(template, self._codec, prober.rules(), forge)
-        self._splitter = Splitter(self.profile, self._codec.decode)
+        form = call_format(self.profile, prober)
+        self._splitter = Splitter(
+            self.profile, self._codec.decode, None if form is None else CallReader(form, self._codec.controls)
+        )
+        self._names_in_ids = prober.rules().canonical_call_ids
+        self._joints = prober.joints()
         self._tools_shown = self.profile.tools_format != "none"
         self._identity: dict[str, Any] | None = None
 
@@ -297,15 +305,53 @@ class Target:
 
     # ---- outputs
 
-    def split(self, output_ids: Sequence[int] | Ids, input_ids: Sequence[int] | Ids | None = None) -> Segments:
+    def split(
+        self,
+        output_ids: Sequence[int] | Ids,
+        input_ids: Sequence[int] | Ids | None = None,
+        *,
+        tools: Any = None,
+    ) -> Segments:
         """Split what the model wrote (never prompt + output) into reasoning, answer and tool calls.
 
         Args:
             output_ids: the output (n,).
             input_ids: the prompt (m,) it answers. Only its end matters, and only for targets whose profile has a
                 `tool_turn_state`; None stands for a prompt that ends in the generation prompt.
+            tools: the tool schemas of the prompt, as `render` takes them. Where calls do not mark the types of their
+                arguments (`<parameter=n>3</parameter>`), the schema says whether `3` is a number; without it, text.
+                None stands for tools that are not known, `[]` for none, so that no JSON answer is taken for a call.
         """
-        return self._splitter.split(_ids(output_ids), _prompt(input_ids))
+        return self._splitter.split(_ids(output_ids), _prompt(input_ids), tool_parameters(tools))
+
+    def message(
+        self,
+        output_ids: Sequence[int] | Ids,
+        input_ids: Sequence[int] | Ids | None = None,
+        *,
+        tools: Any = None,
+        first_call: int = 0,
+    ) -> AssistantMessage:
+        """Return what the model wrote as a chat message, for the history of its next prompt.
+
+        Nothing is repaired or guessed: a call that is not what the target's call format says gives
+        `AssistantMessage.unreadable`, a sentence that says why. White space that the template writes between
+        thinking, content and calls is left out, since the template writes it again.
+
+        Args:
+            output_ids, input_ids, tools: as `split` takes them.
+            first_call: how many calls the chat holds before this message, for ids that count them
+                (`functions.<name>:<index>`, Kimi).
+
+        Returns:
+            content, reasoning_content, tool_calls (id, name, arguments as JSON text) and unreadable; `to_dict()` gives
+            the message in OpenAI form.
+
+        Raises:
+            DataError: `tools` is no list of tool schemas.
+        """
+        parts = self.split(output_ids, input_ids, tools=tools)
+        return to_message(parts, self._joints, names_in_ids=self._names_in_ids, first_call=first_call)
 
     def reasoning_tokens(self, output_ids: Sequence[int] | Ids, input_ids: Sequence[int] | Ids | None = None) -> int:
         """Return how many tokens of an output (n,) are thinking, its end token included; arguments as `split`.
