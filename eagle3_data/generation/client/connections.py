@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import aiohttp
 
-from eagle3_data.generation.client.facts import ServerFacts, open_session
+from eagle3_data.generation.client.facts import ServerFacts
+from eagle3_data.generation.client.http import open_session
 from eagle3_data.generation.client.protocol import AnswerReader, RequestBody
 from eagle3_data.generation.client.retrying import Asker, RetryPolicy
 from eagle3_data.generation.client.servers import Concurrency, Endpoints

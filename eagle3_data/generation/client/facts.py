@@ -13,7 +13,6 @@ import orjson
 
 from eagle3_data.errors import EngineError, EngineUnavailable
 from eagle3_data.generation.budget import ContextLimits
-from eagle3_data.generation.client.address import key_headers
 
 _PATIENCE: Final = aiohttp.ClientTimeout(total=20)
 
@@ -37,18 +36,6 @@ class Load:
     running: int
     waiting: int
     slots: int
-
-
-def open_session(api_key: str | None) -> aiohttp.ClientSession:
-    """Return a session for questions about servers; answers come over a `Wire`.
-
-    Args:
-        api_key: sent as a bearer token.
-
-    Raises:
-        UsageError: no header can carry the key.
-    """
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=key_headers(api_key))
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:

@@ -18,8 +18,8 @@ import aiohttp
 import orjson
 
 from eagle3_data.errors import EngineError, EngineUnavailable, WrongModelError
-from eagle3_data.generation.client.address import Address
-from eagle3_data.generation.client.facts import ServerFacts, fetch_facts, open_session
+from eagle3_data.generation.client.facts import ServerFacts, fetch_facts
+from eagle3_data.generation.client.http import open_session, server_url
 from eagle3_data.generation.client.protocol import error_text
 
 _PATIENCE: Final = aiohttp.ClientTimeout(total=120)
@@ -108,7 +108,7 @@ async def check_server(
     """
     url = url.rstrip("/")
     if session is None:
-        Address.of(url, api_key)
+        server_url(url)
         async with open_session(api_key) as own:
             return await check_server(url, target, None, own, context_length=context_length)
     name = str(target.identity().get("model", ""))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from eagle3_data.errors import EngineError
-from eagle3_data.generation.client.http import Wire
+from eagle3_data.generation.client.http import HttpClient
 from eagle3_data.generation.client.protocol import Answer, AnswerError, AnswerReader, RequestBody, error_text
 from eagle3_data.generation.client.server import Endpoint
 from eagle3_data.generation.client.servers import Endpoints
@@ -87,7 +87,7 @@ class Asker:
         request_timeout: float = 7200.0,
     ) -> None:
         self.endpoints = endpoints
-        self._wires = {endpoint.url: Wire(endpoint.url, api_key, request_timeout) for endpoint in endpoints.all}
+        self._wires = {endpoint.url: HttpClient(endpoint.url, api_key, request_timeout) for endpoint in endpoints.all}
         self.sleeping = 0
         self.retries = 0
         self.requests = 0

@@ -16,8 +16,8 @@ import aiohttp
 
 from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
 from eagle3_data.generation.budget import ContextLimits
-from eagle3_data.generation.client.address import Address
 from eagle3_data.generation.client.facts import ServerFacts, fetch_facts, fetch_load, is_healthy
+from eagle3_data.generation.client.http import server_url
 from eagle3_data.generation.client.server import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Endpoints:
         if not shares:
             raise UsageError("engine.urls: no server given")
         for url, weight in shares.items():
-            Address.of(url)
+            server_url(url)
             if not weight > 0:
                 raise UsageError(f"engine.urls: the weight of {url} must be above 0")
         if concurrency != "auto" and (isinstance(concurrency, bool) or not concurrency >= 1):

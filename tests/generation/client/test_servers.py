@@ -13,7 +13,7 @@ from support.generation import PlainTarget, ServerProcess, prompts, serving
 
 from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
 from eagle3_data.generation import Generator, RetryPolicy, run_generation
-from eagle3_data.generation.client.facts import open_session
+from eagle3_data.generation.client.http import open_session
 from eagle3_data.generation.client.server import Endpoint
 from eagle3_data.generation.client.servers import Endpoints
 
