@@ -8,7 +8,7 @@ import warnings
 import aiohttp
 import pytest
 
-from eagle3_data.generation.client.servers import Endpoints
+from eagle3_data.generation.client.servers import Servers
 from eagle3_data.generation.progress import Progress, SourceProgress
 from eagle3_data.progress import json_log, shown
 
@@ -63,18 +63,16 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize(("servers", "losses", "text"), LOST.values(), ids=LOST)
-def test_a_lost_server_is_told_as_it_is(
-    servers: int, losses: int, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(("count", "losses", "text"), LOST.values(), ids=LOST)
+def test_a_lost_server_is_told_as_it_is(count: int, losses: int, text: str, caplog: pytest.LogCaptureFixture) -> None:
     async def lose() -> None:
-        endpoints = Endpoints(["http://127.0.0.1:1", "http://127.0.0.1:9"][:servers])
-        async with aiohttp.ClientSession() as endpoints._session:
-            for endpoint in endpoints.all:
-                endpoint.up = True
-            endpoints.all[0].losses = losses - 1
-            assert await endpoints.lost(endpoints.all[0])
-            await endpoints.close()
+        servers = Servers(["http://127.0.0.1:1", "http://127.0.0.1:9"][:count])
+        async with aiohttp.ClientSession() as servers._session:
+            for server in servers.all:
+                server.up = True
+            servers.all[0].losses = losses - 1
+            assert await servers.lost(servers.all[0])
+            await servers.close()
 
     asyncio.run(lose())
     assert caplog.messages == [f"http://127.0.0.1:1 {text}"]

@@ -22,7 +22,7 @@ from eagle3_data.generation.client.connections import Connection, Connections
 from eagle3_data.generation.client.facts import ServerFacts
 from eagle3_data.generation.client.protocol import RequestBody
 from eagle3_data.generation.client.retrying import RetryPolicy, RowError
-from eagle3_data.generation.client.server import Endpoint
+from eagle3_data.generation.client.server import Server
 from eagle3_data.generation.client.servers import Concurrency
 from eagle3_data.generation.extension import Extend, ladder
 from eagle3_data.generation.journal.entry import STATE_OF, Entry, Head, Ids, State, prompt_crc
@@ -186,7 +186,7 @@ class Generator:
             await asyncio.to_thread(self.journal.flush)
         return step_columns(self.target, ids, entry)
 
-    async def answer(self, sample_id: str, source: str, ids: Ids, home: Endpoint | None = None) -> Entry:
+    async def answer(self, sample_id: str, source: str, ids: Ids, home: Server | None = None) -> Entry:
         """Return a row's outcome, from the journal or from a server. Rows asked for twice at once are asked once."""
         pending = self._under_way.get(sample_id)
         if pending is not None:
@@ -206,8 +206,8 @@ class Generator:
             del self._under_way[sample_id]
 
     async def outcome(
-        self, sample_id: str, source: str, ids: Ids, home: Endpoint | None = None, head: Head | None = None
-    ) -> tuple[Entry, Endpoint | None]:
+        self, sample_id: str, source: str, ids: Ids, home: Server | None = None, head: Head | None = None
+    ) -> tuple[Entry, Server | None]:
         """Return a row's outcome and the server that gave it (None when none was asked).
 
         `head` is what the journal says of the row, for callers who looked it up.
@@ -229,12 +229,12 @@ class Generator:
             entry = Entry(sample_id, State.FAILED, len(ids), prompt_crc(ids), reason="vocabulary", message=fault)
             return self._keep(entry, known_bad=head is not None), None
         connection = await self.connections.get()
-        entry_now, endpoint, crc = known, home, prompt_crc(ids)
+        entry_now, server, crc = known, home, prompt_crc(ids)
         for cap in caps:
             if entry_now is not None and not self.continues(entry_now.state, entry_now.budget, [cap]):
                 continue
             try:
-                entry_now, endpoint = await self._round(connection, sample_id, ids, crc, cap, entry_now, endpoint)
+                entry_now, server = await self._round(connection, sample_id, ids, crc, cap, entry_now, server)
             except RowError as error:
                 failed = Entry(
                     sample_id,
@@ -248,14 +248,14 @@ class Generator:
                 )
                 # A row that already has an answer keeps it: the journal prefers any answer to a failure.
                 self._keep(failed, known_bad=head is not None and not State(head.state).done)
-                return entry_now or failed, endpoint
+                return entry_now or failed, server
             # A prompt that still does not fit has said so already.
             if head is None or (head.state, entry_now.state) != (State.SKIPPED, State.SKIPPED):
                 self._keep(entry_now)
             if entry_now.state is not State.LENGTH_CAP:
                 break
         assert entry_now is not None
-        return entry_now, endpoint
+        return entry_now, server
 
     async def _round(
         self,
@@ -265,10 +265,10 @@ class Generator:
         crc: int,
         cap: int,
         before: Entry | None,
-        home: Endpoint | None,
-    ) -> tuple[Entry, Endpoint | None]:
+        home: Server | None,
+    ) -> tuple[Entry, Server | None]:
         """Ask once, for the answer or for its continuation, and return the row's outcome so far."""
-        limits = connection.endpoints.limits
+        limits = connection.servers.limits
         assert limits is not None
         sent = before.budget if before else 0
         asked = np.concatenate([ids, before.output_ids]) if before else ids
@@ -280,12 +280,12 @@ class Generator:
                 entry.message = f"{message} {limits.longest_prompt}"
                 return entry, None
             return dataclasses.replace(before, state=State.LENGTH_CONTEXT), home
-        answer, endpoint = await connection.asker.ask(asked, budget, home)
+        answer, server = await connection.client.ask(asked, budget, home)
         state = State.STOP if answer.stopped else STATE_OF[truncation(sent + budget, cap)]
         output = np.concatenate([before.output_ids, answer.output_ids]) if before else answer.output_ids
         rounds = before.rounds + 1 if before else 1
         stop = answer.stop_token_id
-        return Entry(sample_id, state, len(ids), crc, sent + budget, rounds, stop, output), endpoint
+        return Entry(sample_id, state, len(ids), crc, sent + budget, rounds, stop, output), server
 
     def _keep(self, entry: Entry, known_bad: bool = False) -> Entry:
         self.journal.append(entry)

@@ -20,7 +20,7 @@ import uvloop
 from datasets import Dataset
 
 from eagle3_data.errors import EngineError
-from eagle3_data.generation.client.server import Endpoint
+from eagle3_data.generation.client.server import Server
 from eagle3_data.generation.generator import Generator
 from eagle3_data.generation.journal.entry import Entry, State
 from eagle3_data.generation.progress import Progress, Rate, recount
@@ -191,16 +191,16 @@ class GenerationRun:
         connection = self.step.connections.current
         if connection is None:
             return
-        endpoints = connection.endpoints
-        endpoints.drain()
-        if self._error is not None and endpoints.working:
+        servers = connection.servers
+        servers.drain()
+        if self._error is not None and servers.working:
             logger.warning(
                 "%s: waiting for the %d answers that are being written; Ctrl-C gives them up",
                 self._error,
-                len(endpoints.working),
+                len(servers.working),
             )
         while self._tasks and not self._give_up:
-            for task in self._tasks - endpoints.working:
+            for task in self._tasks - servers.working:
                 task.cancel()
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -224,8 +224,8 @@ class GenerationRun:
         if not any(not source.queue.exhausted for source in self._sources):
             return 0
         connection = await self.step.connections.get()
-        capacity = connection.endpoints.capacity
-        self._wanted = capacity + min(connection.asker.sleeping, _STAND_INS * capacity)
+        capacity = connection.servers.capacity
+        self._wanted = capacity + min(connection.client.sleeping, _STAND_INS * capacity)
         return self._wanted - len(self._tasks)
 
     def _open(self, starving: bool) -> None:
@@ -253,7 +253,7 @@ class GenerationRun:
 
     async def _unit(self, source: PendingSource, rows: list[int], expected: list[float]) -> None:
         """Answer the prompts of one dialogue in order, on one server as long as it lives."""
-        home: Endpoint | None = None
+        home: Server | None = None
         source.progress.in_flight += 1
         self._in_flight += 1
         try:

@@ -1,6 +1,6 @@
 """A Generator's way to its servers: made at the first row, once for each event loop, and closed together.
 
-Goes in: URLs and how to ask them. Comes out: endpoints to choose from and an asker, on the running loop.
+Goes in: URLs and how to ask them. Comes out: servers to choose from and a client that asks, on the running loop.
 """
 
 import asyncio
@@ -11,27 +11,27 @@ import aiohttp
 from eagle3_data.generation.client.facts import ServerFacts
 from eagle3_data.generation.client.http import open_session
 from eagle3_data.generation.client.protocol import AnswerReader, RequestBody
-from eagle3_data.generation.client.retrying import Asker, RetryPolicy
-from eagle3_data.generation.client.servers import Concurrency, Endpoints
+from eagle3_data.generation.client.retrying import RetryingClient, RetryPolicy
+from eagle3_data.generation.client.servers import Concurrency, Servers
 from eagle3_data.generation.progress import Progress
 
 
 class Connection:
     """A session, its servers and who asks them, on one event loop."""
 
-    def __init__(self, session: aiohttp.ClientSession, endpoints: Endpoints, asker: Asker) -> None:
+    def __init__(self, session: aiohttp.ClientSession, servers: Servers, client: RetryingClient) -> None:
         self.loop = asyncio.get_running_loop()
         self.session = session
-        self.endpoints = endpoints
-        self.asker = asker
+        self.servers = servers
+        self.client = client
 
     async def close(self) -> None:
         """End requests, background work and connections."""
         try:
-            await self.asker.close()  # first: a request that ends may still make work for the others
+            await self.client.close()  # first: a request that ends may still make work for the others
         finally:
             try:
-                await self.endpoints.close()
+                await self.servers.close()
             finally:
                 await self.session.close()
 
@@ -81,12 +81,12 @@ class Connections:
         self._request_timeout = request_timeout
         self._patience = patience
         self._open: list[Connection] = []
-        self._asked_before: list[Asker] = []
+        self._earlier: list[RetryingClient] = []
         self._opening: asyncio.Task[Connection] | None = None
-        self._endpoints()  # refuses wrong arguments now, not in the middle of map
+        self._servers()  # refuses wrong arguments now, not in the middle of map
 
-    def _endpoints(self) -> Endpoints:
-        return Endpoints(
+    def _servers(self) -> Servers:
+        return Servers(
             self._urls,
             self._concurrency,
             context_length=self._context_length,
@@ -98,7 +98,7 @@ class Connections:
         """Return the connection of the running loop, made at the first call.
 
         Raises:
-            EngineUnavailable, EngineError: as `Endpoints.start`.
+            EngineUnavailable, EngineError: as `Servers.start`.
             Exception: what `admit` raises.
             UsageError: the key cannot be used.
         """
@@ -118,20 +118,20 @@ class Connections:
 
     async def _connect(self) -> Connection:
         self.abandon()
-        endpoints = self._endpoints()
-        asker = Asker(
-            endpoints,
+        servers = self._servers()
+        client = RetryingClient(
+            servers,
             self._body,
             AnswerReader(self._vocabulary_size),
             self._policy,
             api_key=self._api_key,
             request_timeout=self._request_timeout,
         )
-        connection = Connection(open_session(self._api_key), endpoints, asker)
+        connection = Connection(open_session(self._api_key), servers, client)
         try:
-            await endpoints.start(connection.session)
-            assert endpoints.facts is not None
-            self.admit(endpoints.facts)
+            await servers.start(connection.session)
+            assert servers.facts is not None
+            self.admit(servers.facts)
         except BaseException:
             await connection.close()
             raise
@@ -143,7 +143,7 @@ class Connections:
         loop = asyncio.get_running_loop()
         while self._open and self._open[-1].loop is loop:
             connection = self._open.pop()
-            self._asked_before.append(connection.asker)
+            self._earlier.append(connection.client)
             await connection.close()
         self._opening = None
 
@@ -154,14 +154,14 @@ class Connections:
 
     def describe(self, progress: Progress) -> None:
         """Fill in requests, retries, window, share of cached prompt tokens, and why nothing moves."""
-        askers = [*self._asked_before, *(connection.asker for connection in self._open)]
-        progress.requests = sum(asker.requests for asker in askers)
-        progress.retries = sum(asker.retries for asker in askers)
-        prompt = sum(asker.prompt_tokens for asker in askers)
-        progress.cached_share = sum(asker.cached_tokens for asker in askers) / prompt if prompt else 0.0
+        clients = [*self._earlier, *(connection.client for connection in self._open)]
+        progress.requests = sum(client.requests for client in clients)
+        progress.retries = sum(client.retries for client in clients)
+        prompt = sum(client.prompt_tokens for client in clients)
+        progress.cached_share = sum(client.cached_tokens for client in clients) / prompt if prompt else 0.0
         progress.paused = self.pause_text
         if self._open:
-            progress.concurrency = self._open[-1].endpoints.capacity
+            progress.concurrency = self._open[-1].servers.capacity
 
     def _paused(self, text: str) -> None:
         self.pause_text = text

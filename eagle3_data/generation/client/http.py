@@ -148,7 +148,9 @@ class _Connector(aiohttp.TCPConnector):
     """Gives out no kept connection on which something came that nobody asked for: it would be taken for a reply."""
 
     async def _get(self, key: Any, traces: Any) -> Any:
-        while (kept := await super()._get(key, traces)) and (not kept.protocol or kept.protocol.should_close):
+        while (kept := await super()._get(key, traces)) is not None:
+            if kept.protocol is not None and not kept.protocol.should_close:
+                break
             kept.close()
         return kept
 

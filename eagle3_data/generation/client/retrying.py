@@ -14,8 +14,8 @@ from typing import Final
 from eagle3_data.errors import EngineError
 from eagle3_data.generation.client.http import HttpClient
 from eagle3_data.generation.client.protocol import Answer, AnswerError, AnswerReader, RequestBody, error_text
-from eagle3_data.generation.client.server import Endpoint
-from eagle3_data.generation.client.servers import Endpoints
+from eagle3_data.generation.client.server import Server
+from eagle3_data.generation.client.servers import Servers
 from eagle3_data.generation.journal.entry import Ids
 
 _BUSY: Final = frozenset({429, 503})
@@ -61,11 +61,11 @@ class RetryPolicy:
         return float(min(self.longest_wait, self.first_wait * 2.0 ** min(tries, 16)) * random.uniform(0.5, 1.0))
 
 
-class Asker:
+class RetryingClient:
     """Asks servers on one event loop.
 
     Args:
-        endpoints: who may be asked.
+        servers: who may be asked.
         body: builds the requests.
         reader: checks the answers.
         policy: how stubborn to be.
@@ -78,7 +78,7 @@ class Asker:
 
     def __init__(
         self,
-        endpoints: Endpoints,
+        servers: Servers,
         body: RequestBody,
         reader: AnswerReader,
         policy: RetryPolicy,
@@ -86,8 +86,8 @@ class Asker:
         api_key: str | None = None,
         request_timeout: float = 7200.0,
     ) -> None:
-        self.endpoints = endpoints
-        self._wires = {endpoint.url: HttpClient(endpoint.url, api_key, request_timeout) for endpoint in endpoints.all}
+        self.servers = servers
+        self._http = {server.url: HttpClient(server.url, api_key, request_timeout) for server in servers.all}
         self.sleeping = 0
         self.retries = 0
         self.requests = 0
@@ -98,7 +98,7 @@ class Asker:
         self._reader = reader
         self._policy = policy
 
-    async def ask(self, ids: Ids, budget: int, home: Endpoint | None = None) -> tuple[Answer, Endpoint]:
+    async def ask(self, ids: Ids, budget: int, home: Server | None = None) -> tuple[Answer, Server]:
         """Return the answer and who gave it.
 
         Args:
@@ -114,11 +114,11 @@ class Asker:
         attempts = losses = refusals = 0
         refused_since = 0.0
         while True:
-            endpoint = await self.endpoints.acquire(home)
+            server = await self.servers.acquire(home)
             self.requests += 1
             status, body, failure, wait = 0, b"", "", -1.0
             try:
-                status, retry_after, body = await self._wires[endpoint.url].post(data)
+                status, retry_after, body = await self._http[server.url].post(data)
             except TimeoutError as error:
                 failure = f"timeout: {error}"
             except OSError as error:
@@ -127,34 +127,34 @@ class Asker:
                 if retry_after and (status in _BUSY or status in _TRANSIENT):
                     wait = _retry_after(retry_after)
             finally:
-                self.endpoints.release(endpoint)
+                self.servers.release(server)
             if status == 200:
                 try:
                     answer = self._reader.read(body, ids, budget)
                 except AnswerError as error:
                     if error.reason == "weights":
-                        stop = EngineError(f"{endpoint.url}: {self._safe(error.message)}; finished rows are kept")
-                        self.endpoints.stop(stop)
+                        stop = EngineError(f"{server.url}: {self._safe(error.message)}; finished rows are kept")
+                        self.servers.stop(stop)
                         raise stop from None
                     if not error.transient:
                         raise RowError(error.reason, self._safe(error.message), 200, attempts + 1) from None
                     failure = f"{error.reason}: {error.message}"
                 else:
-                    endpoint.answers += 1
-                    self.endpoints.check_weights(endpoint, answer.weight_version)
+                    server.answers += 1
+                    self.servers.check_weights(server, answer.weight_version)
                     self.prompt_tokens += len(ids)
                     self.cached_tokens += answer.cached_tokens
-                    return answer, endpoint
+                    return answer, server
             elif status in _MISDIRECTED:
-                stop = EngineError(f"{endpoint.url}: {_MISDIRECTED[status]} ({status}); finished rows are kept")
-                self.endpoints.stop(stop)
+                stop = EngineError(f"{server.url}: {_MISDIRECTED[status]} ({status}); finished rows are kept")
+                self.servers.stop(stop)
                 raise stop
             elif status in _BUSY:
-                endpoint.refused()
+                server.refused()
                 refusals += 1
                 now = time.monotonic()
                 refused_since = refused_since or now
-                if status == 503 and await self.endpoints.lost(endpoint):
+                if status == 503 and await self.servers.lost(server):
                     continue
                 if now - refused_since < self._policy.busy_patience:
                     await self._sleep(self._policy.wait(refusals) if wait < 0 else wait)
@@ -166,7 +166,7 @@ class Asker:
                 raise RowError(f"http_{status}", self._safe(error_text(body)), status, attempts + 1)
             else:
                 home = None
-                if await self.endpoints.lost(endpoint):
+                if await self.servers.lost(server):
                     losses += 1
                     if losses < self._policy.losses:
                         continue
@@ -185,9 +185,9 @@ class Asker:
 
     async def close(self) -> None:
         """End all connections. Who still asks, or waits for a place, gets an EngineError."""
-        self.endpoints.stop(EngineError("the connections to the servers were closed"))
-        for wire in self._wires.values():
-            await wire.close()
+        self.servers.stop(EngineError("the connections to the servers were closed"))
+        for client in self._http.values():
+            await client.close()
 
     async def _sleep(self, seconds: float) -> None:
         self.retries += 1

@@ -14,7 +14,7 @@ _MANY: Final = 3  # one refusal to so many accepted requests means a full server
 _HIGHEST_LIMIT: Final = 8192
 
 
-class Endpoint:
+class Server:
     """One server, with the requests it has and may have."""
 
     def __init__(self, url: str, weight: float, limit: float, auto: bool) -> None:

@@ -18,7 +18,7 @@ from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
 from eagle3_data.generation.budget import ContextLimits
 from eagle3_data.generation.client.facts import ServerFacts, fetch_facts, fetch_load, is_healthy
 from eagle3_data.generation.client.http import server_url
-from eagle3_data.generation.client.server import Endpoint
+from eagle3_data.generation.client.server import Server
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _BLIND_LIMIT: Final = 256  # for one that tells neither load nor slots
 _SPARE: Final = 10  # one request in so many may wait at a server, so that a free place is filled at once
 
 
-class Endpoints:
+class Servers:
     """All servers of a run. Belongs to one event loop.
 
     Args:
@@ -63,7 +63,7 @@ class Endpoints:
         self._auto = concurrency == "auto"
         total = sum(shares.values())
         self.all = [
-            Endpoint(
+            Server(
                 url.rstrip("/"),
                 weight,
                 _FIRST_LIMIT if concurrency == "auto" else max(1.0, concurrency * weight / total),
@@ -96,23 +96,23 @@ class Endpoints:
         """
         self._session = session
         results = await asyncio.gather(
-            *(fetch_facts(session, endpoint.url, self._context_length) for endpoint in self.all),
+            *(fetch_facts(session, server.url, self._context_length) for server in self.all),
             return_exceptions=True,
         )
         failures: list[BaseException] = []
-        for endpoint, facts in zip(self.all, results, strict=True):
+        for server, facts in zip(self.all, results, strict=True):
             if isinstance(facts, ServerFacts):
-                self._admit(endpoint, facts)
+                self._admit(server, facts)
                 continue
             if not isinstance(facts, EngineUnavailable):
                 raise facts
             failures.append(facts)
         if len(failures) == len(self.all):
             raise failures[0]
-        for endpoint in self.all:
-            if not endpoint.up:
-                logger.warning("%s does not answer; going on without it until it does", endpoint.url)
-                self._spawn(self._await_return(endpoint))
+        for server in self.all:
+            if not server.up:
+                logger.warning("%s does not answer; going on without it until it does", server.url)
+                self._spawn(self._await_return(server))
         self._spawn(self._tune())
 
     async def close(self) -> None:
@@ -141,12 +141,12 @@ class Endpoints:
         self.fatal = self.fatal or error
         self._wake(len(self._waiting))
 
-    def _admit(self, endpoint: Endpoint, facts: ServerFacts) -> None:
+    def _admit(self, server: Server, facts: ServerFacts) -> None:
         """Take a server into the choice, if it serves what the others serve."""
         if self.facts is None:
             if facts.limits is None:
                 raise EngineError(
-                    f"{endpoint.url}: does not tell its context length (a router?); give engine.context_length"
+                    f"{server.url}: does not tell its context length (a router?); give engine.context_length"
                 )
             self.facts, self.limits = facts, facts.limits
         for name in ("model_path", "version", "weight_version"):
@@ -155,15 +155,15 @@ class Endpoints:
                 known, here = (value.rstrip("/").rpartition("/")[2] for value in (known, here))
             if known and here and known != here:
                 raise EngineError(
-                    f"{endpoint.url} serves {name} {here!r} and {self.facts.url} {known!r}: one run needs the same "
+                    f"{server.url} serves {name} {here!r} and {self.facts.url} {known!r}: one run needs the same "
                     "everywhere; take one out of engine.urls. Finished rows are kept"
                 )
         if facts.limits is not None and self.limits is not None:
             self.limits &= facts.limits
-        endpoint.facts = facts
-        if self._auto and not endpoint.losses:
-            endpoint.limit = min(float(facts.slots or _BLIND_LIMIT), float(_FIRST_LIMIT))
-        endpoint.up = True
+        server.facts = facts
+        if self._auto and not server.losses:
+            server.limit = min(float(facts.slots or _BLIND_LIMIT), float(_FIRST_LIMIT))
+        server.up = True
         self._resume()
 
     # --- places -------------------------------------------------------------------------------------------------
@@ -171,9 +171,9 @@ class Endpoints:
     @property
     def capacity(self) -> int:
         """Requests that may be in flight now."""
-        return sum(int(endpoint.limit) for endpoint in self.all if endpoint.up) or 1
+        return sum(int(server.limit) for server in self.all if server.up) or 1
 
-    async def acquire(self, home: Endpoint | None = None) -> Endpoint:
+    async def acquire(self, home: Server | None = None) -> Server:
         """Return a server with a place taken: `home` if it is up, else the one with the least to do for its weight.
 
         Raises:
@@ -187,11 +187,11 @@ class Endpoints:
                 raise asyncio.CancelledError
             chosen = home if home is not None and home.up else None
             if chosen is None:
-                for endpoint in self.all:
-                    if endpoint.free and (
-                        chosen is None or endpoint.outstanding / endpoint.weight < chosen.outstanding / chosen.weight
+                for server in self.all:
+                    if server.free and (
+                        chosen is None or server.outstanding / server.weight < chosen.outstanding / chosen.weight
                     ):
-                        chosen = endpoint
+                        chosen = server
             if chosen is not None:
                 chosen.outstanding += 1
                 self.working.add(asyncio.current_task())
@@ -205,9 +205,9 @@ class Endpoints:
                     self._wake(1)
                 raise
 
-    def release(self, endpoint: Endpoint) -> None:
+    def release(self, server: Server) -> None:
         """Give a place back."""
-        endpoint.outstanding -= 1
+        server.outstanding -= 1
         self.working.discard(asyncio.current_task())
         self._wake(1)
 
@@ -220,28 +220,28 @@ class Endpoints:
 
     # --- loss and return ----------------------------------------------------------------------------------------
 
-    async def lost(self, endpoint: Endpoint) -> bool:
+    async def lost(self, server: Server) -> bool:
         """Find out whether a server that broke a connection is lost; if so, take it out until it returns."""
-        if not endpoint.up:
+        if not server.up:
             return True
-        probe = self._probes.get(endpoint.url)
+        probe = self._probes.get(server.url)
         if probe is None:
-            probe = asyncio.get_running_loop().create_task(self._is_lost(endpoint))
-            self._probes[endpoint.url] = probe
-            probe.add_done_callback(lambda _: self._probes.pop(endpoint.url, None))
+            probe = asyncio.get_running_loop().create_task(self._is_lost(server))
+            self._probes[server.url] = probe
+            probe.add_done_callback(lambda _: self._probes.pop(server.url, None))
         return await asyncio.shield(probe)
 
-    async def _is_lost(self, endpoint: Endpoint) -> bool:
+    async def _is_lost(self, server: Server) -> bool:
         assert self._session is not None
-        if await is_healthy(self._session, endpoint.url):
+        if await is_healthy(self._session, server.url):
             return False
-        if endpoint.up:
-            endpoint.up = False
-            endpoint.losses += 1
-            again = f" ({endpoint.losses} times so far)" if endpoint.losses > 1 else ""
+        if server.up:
+            server.up = False
+            server.losses += 1
+            again = f" ({server.losses} times so far)" if server.losses > 1 else ""
             rows = "go elsewhere" if any(other.up for other in self.all) else "wait"
-            logger.warning("%s is lost%s; its rows %s until it returns", endpoint.url, again, rows)
-            self._spawn(self._await_return(endpoint))
+            logger.warning("%s is lost%s; its rows %s until it returns", server.url, again, rows)
+            self._spawn(self._await_return(server))
             if not any(other.up for other in self.all):
                 self._paused_since = time.monotonic()
                 self._on_pause(
@@ -250,10 +250,10 @@ class Endpoints:
                 )
         return True
 
-    async def _await_return(self, endpoint: Endpoint) -> None:
+    async def _await_return(self, server: Server) -> None:
         assert self._session is not None
         wait, longest = _RETURN_SECONDS
-        while not endpoint.up:
+        while not server.up:
             await asyncio.sleep(wait)
             wait = min(longest, wait * 1.5)
             if self._paused_since and time.monotonic() - self._paused_since > self._patience:
@@ -261,13 +261,13 @@ class Endpoints:
                     f"no server of {', '.join(other.url for other in self.all)} answered for {self._patience:.0f} s; "
                     "start one and run the same command again, finished rows are kept"
                 )
-            if await is_healthy(self._session, endpoint.url):
+            if await is_healthy(self._session, server.url):
                 try:
-                    facts = await fetch_facts(self._session, endpoint.url, self._context_length)
+                    facts = await fetch_facts(self._session, server.url, self._context_length)
                 except EngineUnavailable:
                     continue
-                self._admit(endpoint, facts)
-                logger.warning("%s is back", endpoint.url)
+                self._admit(server, facts)
+                logger.warning("%s is back", server.url)
 
     def _resume(self) -> None:
         if self._paused_since:
@@ -277,7 +277,7 @@ class Endpoints:
 
     # --- weights ------------------------------------------------------------------------------------------------
 
-    def check_weights(self, endpoint: Endpoint, version: str) -> None:
+    def check_weights(self, server: Server, version: str) -> None:
         """Stop the run when an answer was written by other weights than the answers before it.
 
         Raises:
@@ -290,7 +290,7 @@ class Endpoints:
             self.facts = ServerFacts(facts.url, facts.model_path, facts.version, version, facts.limits, facts.slots)
             return
         error = EngineError(
-            f"{endpoint.url}: the weights changed from {facts.weight_version!r} to {version!r} in mid-run; serve "
+            f"{server.url}: the weights changed from {facts.weight_version!r} to {version!r} in mid-run; serve "
             f"{facts.weight_version!r} again, or start a run of another name. Finished rows are kept"
         )
         self.stop(error)
@@ -305,26 +305,26 @@ class Endpoints:
         """
         assert self._session is not None
         while True:
-            for endpoint in self.all:
-                endpoint.forget()
-                if not endpoint.up:
+            for server in self.all:
+                server.forget()
+                if not server.up:
                     continue
                 if not self._auto:
-                    endpoint.grow()
+                    server.grow()
                     continue
-                load = await fetch_load(self._session, endpoint.url)
-                slots = (load.slots if load else 0) or endpoint.facts.slots
+                load = await fetch_load(self._session, server.url)
+                slots = (load.slots if load else 0) or server.facts.slots
                 if load is None:
                     ceiling = float(slots + max(2, slots // _SPARE)) if slots else float(_BLIND_LIMIT)
-                    endpoint.grow(ceiling)
+                    server.grow(ceiling)
                     continue
                 # A few waiting requests mean that a place that falls free is filled within the same step.
                 spare = max(2, load.running // _SPARE)
                 if load.waiting > 2 * spare:
-                    endpoint.limit = max(1.0, float(load.running + spare))
+                    server.limit = max(1.0, float(load.running + spare))
                 elif load.waiting < spare:
                     # What waits may only wait for its prefill: then a little more shows whether there is room.
                     room = spare - load.waiting if load.waiting else math.inf
-                    endpoint.grow(min(slots + max(2, slots // _SPARE) if slots else math.inf, endpoint.limit + room))
+                    server.grow(min(slots + max(2, slots // _SPARE) if slots else math.inf, server.limit + room))
             self._wake(len(self._waiting))
             await asyncio.sleep(_TICK_SECONDS)

@@ -20,8 +20,8 @@ from eagle3_data.errors import EngineError, UsageError
 from eagle3_data.generation.client import http as http_module
 from eagle3_data.generation.client.http import Cut, HttpClient, Reply
 from eagle3_data.generation.client.protocol import AnswerReader, RequestBody
-from eagle3_data.generation.client.retrying import Asker, RetryPolicy
-from eagle3_data.generation.client.servers import Endpoints
+from eagle3_data.generation.client.retrying import RetryingClient, RetryPolicy
+from eagle3_data.generation.client.servers import Servers
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 WHOLE = Reply(200, "", b"ok")
@@ -890,11 +890,11 @@ def test_no_socket_is_left(run: Run) -> None:
     run(work())
 
 
-def asker(url: str) -> tuple[Asker, Endpoints]:
-    endpoints = Endpoints([url], 1)
-    endpoints.all[0].up = True
+def retrying(url: str) -> tuple[RetryingClient, Servers]:
+    servers = Servers([url], 1)
+    servers.all[0].up = True
     policy = RetryPolicy(attempts=2, first_wait=0.01, longest_wait=0.01)
-    return Asker(endpoints, RequestBody({}, ()), AnswerReader(1000), policy), endpoints
+    return RetryingClient(servers, RequestBody({}, ()), AnswerReader(1000), policy), servers
 
 
 IDS = np.arange(3, 9, dtype=np.int32)
@@ -911,7 +911,7 @@ def test_a_server_that_sends_everyone_away_stops_the_run(status: int, message: s
     async def work() -> None:
         reply = b"HTTP/1.1 %d X\r\nLocation: https://there/\r\nContent-Length: 0\r\n\r\n" % status
         async with serving(always(reply)) as server:
-            ask, _ = asker(f"http://127.0.0.1:{server.port}")
+            ask, _ = retrying(f"http://127.0.0.1:{server.port}")
             for _ in range(2):
                 with pytest.raises(EngineError, match=f"^http://127.0.0.1:.*{message}.*{status}"):
                     await ask.ask(IDS, 5)
@@ -928,7 +928,7 @@ def test_close_tells_those_who_ask_and_those_who_wait_for_a_place() -> None:
 
     async def work() -> None:
         async with serving(script) as server:
-            ask, _ = asker(f"http://127.0.0.1:{server.port}")
+            ask, _ = retrying(f"http://127.0.0.1:{server.port}")
             tasks = [asyncio.create_task(ask.ask(IDS, 5)) for _ in range(3)]
             while not server.requests:
                 await asyncio.sleep(0.01)

@@ -14,8 +14,8 @@ from support.generation import PlainTarget, ServerProcess, prompts, serving
 from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
 from eagle3_data.generation import Generator, RetryPolicy, run_generation
 from eagle3_data.generation.client.http import open_session
-from eagle3_data.generation.client.server import Endpoint
-from eagle3_data.generation.client.servers import Endpoints
+from eagle3_data.generation.client.server import Server
+from eagle3_data.generation.client.servers import Servers
 
 QUICK = RetryPolicy(attempts=3, first_wait=0.01, longest_wait=0.05)
 
@@ -181,22 +181,22 @@ def test_auto_fills_the_server_and_does_not_queue(tmp_path: Path, loads: bool) -
 
 def test_a_window_that_refusals_shut_opens_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage may refuse every request; with answers of an hour, growth by answers would never catch up."""
-    endpoint = Endpoint("http://one", 1.0, 64.0, auto=False)
-    endpoint.refused()
-    assert endpoint.limit == 1.0
-    endpoint.outstanding = 1
-    endpoint.grow()
-    assert endpoint.limit == 1.0  # refused a moment ago
+    server = Server("http://one", 1.0, 64.0, auto=False)
+    server.refused()
+    assert server.limit == 1.0
+    server.outstanding = 1
+    server.grow()
+    assert server.limit == 1.0  # refused a moment ago
     monkeypatch.setattr("eagle3_data.generation.client.server._CALM_SECONDS", 0.0)
     seconds = 0
-    while endpoint.limit < 64.0:
-        endpoint.outstanding = int(endpoint.limit)
-        endpoint.grow()
+    while server.limit < 64.0:
+        server.outstanding = int(server.limit)
+        server.grow()
         seconds += 1
     assert seconds <= 9
-    endpoint.outstanding = 64
-    endpoint.grow()
-    assert endpoint.limit == 64.0
+    server.outstanding = 64
+    server.grow()
+    assert server.limit == 64.0
 
 
 def test_a_full_queue_is_no_failure(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_draining_server_is_left_alone(tmp_path: Path) -> None:
 )
 def test_wrong_urls(urls: Any, match: str) -> None:
     with pytest.raises(UsageError, match=match):
-        Endpoints(urls)
+        Servers(urls)
 
 
 def test_a_server_that_is_late_joins(tmp_path: Path) -> None:
@@ -244,16 +244,16 @@ def test_a_server_that_is_late_joins(tmp_path: Path) -> None:
 
     async def work(url: str) -> int:
         async with open_session(None) as session:
-            endpoints = Endpoints([url, late.url], 4)
-            await endpoints.start(session)
-            before = endpoints.capacity
+            servers = Servers([url, late.url], 4)
+            await servers.start(session)
+            before = servers.capacity
             late.start()
             for _ in range(200):
                 await asyncio.sleep(0.05)
-                if endpoints.capacity > before:
+                if servers.capacity > before:
                     break
-            after = endpoints.capacity
-            await endpoints.close()
+            after = servers.capacity
+            await servers.close()
             return after - before
 
     with serving(GenerateServer()) as url:
