@@ -23,7 +23,10 @@ from eagle3_data.schema import PROMPT_FEATURES, arrow_schema
 _ROWS_AT_ONCE = 5 * ROWS_PER_GROUP
 # What of a source entry does not decide which prompts there are.
 _USED_CAPS = ("caps", "extended_to")
-_LATER = ("max_new_tokens", "truncation_target", "holdout", "num_proc")
+_LATER = (
+    *("max_new_tokens", "truncation_target", "holdout", "num_proc"),
+    *("sampling", "thinking", "samples", "tool_results", "max_turns"),
+)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from eagle3_data.recipe.source_entry import Entries, SourceSpec
+from eagle3_data.recipe.source_entry import Benchmark, Entries, SourceSpec
 from eagle3_data.recipe.values import (
     KeyVariable,
+    Later,
     OneOrMore,
     RepoName,
     Revision,
@@ -23,7 +24,7 @@ from eagle3_data.recipe.values import (
     WholeOrAuto,
 )
 from eagle3_data.sampling import Sampling
-from eagle3_data.validation import Strict, Within, mistake_at, wrong
+from eagle3_data.validation import Strict, Within, joined, mistake_at, wrong
 
 
 class TargetSpec(Strict):
@@ -73,6 +74,16 @@ class EngineSpec(Strict):
         int | None, Within(16, 1 << 30), Field(description="where a router hides the servers' own")
     ] = None
 
+    round_tokens: Annotated[
+        int | None, Within(64), Later(), Field(description="tokens asked for at once; longer answers are continued")
+    ] = None
+    proxy: Annotated[
+        ServerUrl | None, Later(), Field(description="HTTP proxy of the servers (HTTP_PROXY is not read)")
+    ] = None
+    answer_timeout: Annotated[
+        float | None, Within(1, 30 * 86_400), Later(), Field(description="seconds that one whole answer may take")
+    ] = None
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if bool(self.urls) == bool(self.embedded):
@@ -102,6 +113,14 @@ class PublishSpec(Strict):
     repo: Annotated[RepoName, Field(description="data set on the Hub")]
     private: Annotated[bool, Field(description="create it private")] = False
     version: Annotated[VersionNumber | None, Field(description="three numbers, such as 1.0.0")] = None
+    training: Annotated[
+        Literal["specforge", "speculators", "plain"] | None,
+        Later(),
+        Field(description="also a config `train_rows` that this trainer reads as it is"),
+    ] = None
+    drop: Annotated[
+        tuple[Literal["loop", "cut"], ...], OneOrMore(), Later(), Field(description="rows to leave out")
+    ] = ()
 
 
 class Recipe(Strict):
@@ -114,6 +133,12 @@ class Recipe(Strict):
     draw_seed: Annotated[int, Within(0), Field(description="of the samples that `rows` takes")] = 0
     sources: Annotated[tuple[SourceSpec, ...], Entries(), Field(description="the prompts, by name in the data set")]
     dedupe_across: Annotated[bool, Field(description="drop prompts that an earlier source has")] = False
+    decontaminate: Annotated[
+        tuple[Benchmark, ...],
+        OneOrMore(),
+        Later(),
+        Field(description="leave out prompts that share a passage with these benchmarks"),
+    ] = ()
     extend: Annotated[ExtendSpec | None, Field(description="continue truncated rows at once")] = None
     publish: Annotated[PublishSpec | None, Field(description="publish when the run is done")] = None
 
@@ -142,8 +167,20 @@ class Recipe(Strict):
         folder = Path(self._file).parent
         return [name if "://" in name else str(folder / Path(name).expanduser()) for name in spec.data_files]
 
+    def sampling_of(self, spec: SourceSpec) -> dict[str, float | int]:
+        """Return every sampling parameter of a source: its own, or else the recipe's."""
+        return {**self.sampling.values(), **(spec.sampling.given() if spec.sampling else {})}
+
+    def thinking_of(self, spec: SourceSpec) -> bool | None:
+        """Return whether the target thinks in a source, None for what the template does by itself."""
+        return spec.thinking if spec.thinking is not None else self.target.thinking if self.target else None
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        for spec in self.sources:
+            if spec.samples > 1 and self.sampling_of(spec)["temperature"] == 0:
+                message = f"at temperature 0 all {spec.samples} answers would be the same; leave it out"
+                raise joined({"sources": joined({spec.name: mistake_at("samples", message)})})
         if self.target is None and self.engine.embedded is None:
             raise wrong("the key 'target' is missing; only engine.embedded brings its own")
         if self.target is not None and self.engine.embedded:

@@ -8,11 +8,30 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, GetJsonSchemaHandler, ValidationError, ValidationInfo, create_model, model_validator
+from pydantic import (
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from eagle3_data import sources
-from eagle3_data.recipe.values import AUTO, Revision, Text, TextOrList, WholeOrAuto
+from eagle3_data.recipe.values import (
+    AUTO,
+    FileShare,
+    Later,
+    OneOrMore,
+    RepoName,
+    Revision,
+    Text,
+    TextOrList,
+    TokenCount,
+    WholeOrAuto,
+)
+from eagle3_data.sampling import Sampling
 from eagle3_data.sources.registry import builder
 from eagle3_data.validation import Like, Strict, Within, joined, mistake_at, not_known, not_that, wrong
 
@@ -35,6 +54,23 @@ class FilterSpec(Strict):
     not_license: Annotated[TextOrList, Field(description="no rows of these licences")] = ()
 
 
+class Benchmark(Strict):
+    """A set of test questions: prompts that share a passage with one of them are left out."""
+
+    repo: Annotated[RepoName | None, Field(description="data set on the Hub")] = None
+    config: Annotated[Text | None, Field(description="its config")] = None
+    split: Annotated[Text, Field(description="its split")] = "test"
+    revision: Annotated[Revision | None, Field(description="its commit; by default the newest")] = None
+    data_files: Annotated[TextOrList | None, Field(description="in place of repo: local files")] = None
+    column: Annotated[Text | None, Field(description="column of the question; by default every text column")] = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if bool(self.repo) == bool(self.data_files):
+            raise wrong("give either repo (on the Hub) or data_files (local)")
+        return self
+
+
 class SourceSpec(Strict):
     """Which prompts, how many, and the cap on their answers."""
 
@@ -48,10 +84,37 @@ class SourceSpec(Strict):
     ] = None
     split: Annotated[Text | None, Field(description="split of the upstream data set")] = None
     turns: Annotated[
-        Literal["first", "last", "prefix"],
-        Field(description="which turns are answered: the first, the last, or every one on upstream's history"),
+        Literal["first", "last", "prefix", "rollout"],
+        Later(("rollout",)),
+        Field(description="which turns are answered: first, last, or every one on upstream's history (prefix)"),
     ] = "first"
+    tool_results: Annotated[
+        Literal["match", "any", "stop"],
+        Later(),
+        Field(
+            description="rollout: upstream's results go to calls of the same names (match), to any calls by place "
+            "(any), or to none (stop)"
+        ),
+    ] = "match"
+    max_turns: Annotated[
+        int | None, Within(1, 10_000), Later(), Field(description="rollout: answered turns of a dialogue")
+    ] = None
     rows: Annotated[int | None, Within(1), Field(description="a seeded uniform sample of so many prompts")] = None
+    tokens: Annotated[
+        int | None,
+        Within(1, 10**15),
+        TokenCount(),
+        Later(),
+        Field(description="in place of rows: as many as give so many output tokens, such as 200M"),
+    ] = None
+    files: Annotated[
+        FileShare | None,
+        Later(),
+        Field(description="only a seeded choice of the upstream files: a share below 1, or a number"),
+    ] = None
+    samples: Annotated[
+        int, Within(1, 10_000), Later(), Field(description="answers to each prompt (not at temperature 0)")
+    ] = 1
     holdout: Annotated[int, Within(0), Field(description="prompts that go into the split validation")] = 0
     max_new_tokens: Annotated[
         WholeOrAuto, Field(description="the cap on an answer; auto: what `pilot` found for truncation_target")
@@ -60,6 +123,15 @@ class SourceSpec(Strict):
         float | None,
         Within(0, 1, open_low=True, open_high=True),
         Field(description="share of answers that the cap may cut; for `pilot` and auto"),
+    ] = None
+    sampling: Annotated[
+        Sampling | None, Later(), Field(description="parameters that differ from the recipe's own")
+    ] = None
+    thinking: Annotated[bool | None, Later(), Field(description="where it differs from target.thinking")] = None
+    decontaminate: Annotated[
+        Annotated[tuple[Benchmark, ...], OneOrMore()] | None,
+        Later(),
+        Field(description="in place of the recipe's own decontaminate"),
     ] = None
     filter: Annotated[FilterSpec, Field(description="which upstream rows are taken")] = FilterSpec()
     num_proc: Annotated[int | None, Within(1, 1024), Field(description="files read at once")] = None
@@ -85,6 +157,11 @@ class SourceSpec(Strict):
     def _fits_together(self) -> Self:
         if self.max_new_tokens == AUTO and self.truncation_target is None:
             raise mistake_at("max_new_tokens", "auto needs truncation_target, such as 0.01")
+        if self.rows is not None and self.tokens is not None:
+            raise mistake_at("tokens", "give either rows or tokens, not both")
+        for key in ("tool_results", "max_turns"):
+            if key in self.model_fields_set and self.turns != "rollout":
+                raise mistake_at(key, "belongs to turns: rollout")
         if self.rows is not None and self.holdout >= self.rows:
             raise mistake_at("holdout", f"{self.holdout} of {self.rows} rows leaves none to train on")
         return self

@@ -4,12 +4,13 @@ Goes in: plain values. Comes out: types that pydantic checks, with their forms i
 """
 
 import re
-from typing import Annotated, Any, Final, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
-from eagle3_data.validation import Like, Within, wrong
+from eagle3_data.validation import Like, Within, shortened, wrong
 
 AUTO: Final = "auto"
 
@@ -47,6 +48,57 @@ class OneOrMore:
 
 TextOrList = Annotated[tuple[Text, ...], OneOrMore()]
 
+
+class TokenCount:
+    """A number of tokens, or one with a unit: 200M, 1.5B."""
+
+    _UNITS: ClassVar[dict[str, int]] = {"k": 10**3, "M": 10**6, "B": 10**9}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._counted, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "string", "pattern": r"^\d+(\.\d+)?[kMB]$"}]}
+
+    @classmethod
+    def _counted(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([kMB])", value)
+        if match is None:
+            raise wrong(f"expected a number of tokens, such as 200M or 200000000, found {shortened(value)}")
+        return round(float(match[1]) * cls._UNITS[match[2]])
+
+
+@dataclass(frozen=True)
+class Later:
+    """A key, or some values of it, whose behaviour has not landed yet: refused, and not documented.
+
+    Remove it from the key when the code that obeys the key is there.
+    """
+
+    refuses: ClassVar[bool] = True
+    values: tuple[Any, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._refuse, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        if not self.values:
+            return {"not": {}}
+        found = handler(schema)
+        return {**found, "enum": [value for value in found["enum"] if value not in self.values]}
+
+    def _refuse(self, value: Any) -> Any:
+        if not self.refuses:
+            return value
+        if not self.values:
+            raise wrong("this key is not available in this version yet")
+        if value in self.values:
+            raise wrong(f"{shortened(value)} is not available in this version yet")
+        return value
+
+
 ServerUrl = Annotated[
     str,
     Like(
@@ -83,3 +135,12 @@ def check_key_variable(name: str) -> str:
 
 
 KeyVariable = Annotated[str, AfterValidator(check_key_variable)]
+
+
+def _check_files(value: float) -> float:
+    if not (0 < value < 1 or (value >= 1 and value == int(value))):
+        raise wrong(f"{value:g} is impossible; give a share between 0 and 1, or a number of files")
+    return value
+
+
+FileShare = Annotated[int | float, AfterValidator(_check_files)]

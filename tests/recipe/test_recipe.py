@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from eagle3_data.errors import RecipeError
-from eagle3_data.recipe import load_recipe, parse_recipe, shipped_recipes
+from eagle3_data.recipe import EngineSpec, PublishSpec, Recipe, SourceSpec, load_recipe, parse_recipe, shipped_recipes
+from eagle3_data.recipe.documentation import keys
+from eagle3_data.recipe.values import Later
 from eagle3_data.sampling import SAMPLING_DEFAULTS
 
 GOOD = """\
@@ -184,3 +186,64 @@ def test_an_unknown_recipe_names_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_the_shipped_recipes_are_right(name: str) -> None:
     assert load_recipe(name).name == name
+
+
+def given(entry: str, **above: str) -> Recipe:
+    """A recipe of one source with `entry` among its keys; keys that have no implementation yet are let through."""
+    lines = "".join(f"{key}: {value}\n" for key, value in above.items())
+    return parse_recipe(f"{BASE}{lines}sources:\n  B1_glaive: {{max_new_tokens: 5, {entry}}}", "r.yaml")
+
+
+@pytest.fixture
+def everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Later, "refuses", False)
+
+
+def test_a_key_without_an_implementation_is_refused() -> None:
+    """Keys leave this list when the code that obeys them is there."""
+    models = {"": Recipe, "sources.<name>.": SourceSpec, "engine.": EngineSpec, "publish.": PublishSpec}
+    later = {
+        f"{place}{name}"
+        for place, model in models.items()
+        for name, field in model.model_fields.items()
+        if any(isinstance(mark, Later) and not mark.values for mark in field.metadata)
+    }
+    assert not later & {key.name for key in keys()}
+    if "sources.<name>.samples" in later:
+        with pytest.raises(RecipeError, match=r"r\.yaml:4: sources\.B1_glaive\.samples: .* not available"):
+            given("samples: 2")
+
+
+@pytest.mark.usefixtures("everything")
+def test_a_source_has_its_own_sampling_thinking_and_samples() -> None:
+    recipe = given("samples: 2, thinking: true, sampling: {top_p: 0.5}", sampling="{temperature: 0.7, top_p: 1}")
+    (spec,) = recipe.sources
+    assert recipe.sampling_of(spec) == {**SAMPLING_DEFAULTS, "temperature": 0.7, "top_p": 0.5}
+    assert recipe.thinking_of(spec) is True and spec.samples == 2
+
+
+@pytest.mark.usefixtures("everything")
+@pytest.mark.parametrize(("written", "tokens"), [("200M", 200_000_000), ("1.5B", 1_500_000_000), ("12", 12)])
+def test_tokens_have_units(written: str, tokens: int) -> None:
+    assert given(f"tokens: {written}").sources[0].tokens == tokens
+
+
+@pytest.mark.usefixtures("everything")
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("tokens: 5X", "tokens: expected a number of tokens, such as 200M"),
+        ("tokens: 5M, rows: 5", "tokens: give either rows or tokens"),
+        ("samples: 3, sampling: {temperature: 0}", "samples: at temperature 0 all 3 answers would be the same"),
+        ("max_turns: 3", "max_turns: belongs to turns: rollout"),
+        ("tool_results: all, turns: rollout", "tool_results: 'all' is not known; it must be one of match, any, stop"),
+        ("files: 1.5", "files: 1.5 is impossible; give a share"),
+        ("files: 0", "files: 0 is impossible"),
+        ("sampling: {topp: 1}", "sampling.topp: unknown key; did you mean 'top_p'"),
+        ("decontaminate: [{column: a}]", "decontaminate[0]: give either repo"),
+    ],
+)
+def test_what_does_not_fit_a_source_is_named(entry: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=r"r\.yaml:4: ") as caught:
+        given(entry)
+    assert f"r.yaml:4: sources.B1_glaive.{message}" in str(caught.value)
