@@ -6,6 +6,7 @@ from eagle3_data.sources.draw import Drawn, draw, load_source
 from eagle3_data.sources.reading import Column
 from eagle3_data.sources.registry import SOURCES, register, register_installed
 from eagle3_data.sources.report import SourceReport
+from eagle3_data.sources.script import Script, dialogue_id
 from eagle3_data.sources.upstream import sample_files as sample_rows
 
 __all__ = [
@@ -16,10 +17,12 @@ __all__ = [
     "Dialogue",
     "Drawn",
     "Reject",
+    "Script",
     "SourceBuilder",
     "SourceConfig",
     "SourceInfo",
     "SourceReport",
+    "dialogue_id",
     "draw",
     "load_source",
     "register",

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eagle3_data.errors import SourceError
 from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
 from eagle3_data.sources.dialogue import STRICT, Dialogue, Reject, assistant, excerpt, message, strict_json, tool_call
 from eagle3_data.sources.reading import Column
@@ -58,6 +59,12 @@ class GlaiveConfig(SourceConfig):
     """Options of B1."""
 
     tools_in_system: bool = False
+
+    def check(self) -> None:
+        """Raise SourceError if an option has an impossible value."""
+        super().check()
+        if self.tools_in_system and self.turns == "rollout":
+            raise SourceError("tools_in_system: calls that are text cannot be compared; leave it out with rollout")
 
 
 class B1Glaive(SourceBuilder):

@@ -34,6 +34,8 @@ INFO = SourceInfo(
         "nebius: role `ai`, the system text in `system_prompt` beside a null text; CRLF and {WINDOW} are kept",
         "many trajectories share one first prompt and count once",
         "SWE-smith: messages are a JSON string, content may be a list, ids of calls may lack",
+        "under `rollout` the user turns of nebius and of SWE-smith's `xml` and `ticks` are what upstream's commands "
+        "printed, whatever the target commands",
         "SWE-smith's `tool` split declares no tools: the three of its `xml` split are declared (declare_tools)",
     ),
     options={"declare_tools": "declare SWE-smith's three tools for dialogues with calls (default true)"},

@@ -81,7 +81,8 @@ class SourceInfo:
 class SourceConfig(datasets.BuilderConfig):  # type: ignore[misc]
     """Options that all sources share."""
 
-    turns: str = "first"  # first, prefix or last
+    turns: str = "first"  # first, prefix, last or rollout
+    max_turns: int = 0  # with turns: rollout, the most turns of a dialogue that are answered; 0 for all
     entry: str = ""  # name in the recipe; the source's own name if empty
     filter: dict[str, Any] | None = None  # {origin, license, not_origin, not_license: value or list of values}
     keep_rejects: bool = False  # yield rejected rows too, with reject_reason and reject_detail
@@ -97,10 +98,12 @@ class SourceConfig(datasets.BuilderConfig):  # type: ignore[misc]
         """
         for item in fields(self):
             value, default = getattr(self, item.name), item.default
-            if isinstance(default, bool | str) and item.name != "name" and type(value) is not type(default):
+            if isinstance(default, bool | str | int) and item.name != "name" and type(value) is not type(default):
                 raise SourceError(f"option {item.name} must be {type(default).__name__}, not {value!r}")
         if self.turns not in TURN_POLICIES:
             raise SourceError(f"turns: {self.turns!r} is not one of {', '.join(TURN_POLICIES)}")
+        if self.max_turns < 0 or (self.max_turns and self.turns != "rollout"):
+            raise SourceError(f"max_turns: {self.max_turns} needs turns: rollout and a number of turns from 1")
         if not isinstance(self.filter or {}, dict):
             raise SourceError(f"filter must map {', '.join(_FILTER_KEYS)} to texts, not be {self.filter!r}")
         for key, value in (self.filter or {}).items():
@@ -199,7 +202,7 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                 label = dialogue.license if key.endswith("license") else dialogue.origin
                 if _matches(label, wanted) == key.startswith("not_"):
                     raise Reject("filter", f"{key.removeprefix('not_')} {label!r}")
-            return Outcome(number, prompts(dialogue, config.turns), None)
+            return Outcome(number, prompts(dialogue, config.turns, config.max_turns), None)
         except Reject as reject:
             return Outcome(number, [], reject)
         except RecursionError:
@@ -341,7 +344,7 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
 
     def _reject_row(self, outcome: Outcome, file: SourceFile) -> dict[str, Any]:
         assert outcome.reject is not None
-        empty = Outcome(outcome.row, [Prompt([], "[]", "", "unknown", 0, content_hash([], "[]"))], None)
+        empty = Outcome(outcome.row, [Prompt([], "[]", "", "unknown", 0, content_hash([], "[]"), -1)], None)
         row = next(self.rows_of(empty, file, self.config))
         row.update(sample_id="", source_turn=-1)
         return {**row, "reject_reason": outcome.reject.reason, "reject_detail": outcome.reject.detail}

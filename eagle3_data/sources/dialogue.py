@@ -2,19 +2,21 @@
 
 Goes in: a `Dialogue` (the messages of one row, made lazily so that damage behind the prompt does no harm) and a turn
 policy. Comes out: prompts that end on a user or tool turn, each with its content hash, or a `Reject` with the reason.
+What the prompt of `turns: rollout` holds is said in `script.py`.
 """
 
+import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from eagle3_data.schema import content_hash
+from eagle3_data.schema import canonical_json, content_hash
+from eagle3_data.sources.script import answered
 
-TURN_POLICIES: Final = ("first", "prefix", "last")
+TURN_POLICIES: Final = ("first", "prefix", "last", "rollout")
 CHARACTERS_PER_TOKEN: Final = 3.5
-_ASKING: Final = frozenset({"user", "tool"})
 _ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 _INT32_MAX: Final = 2**31 - 1
 
@@ -89,12 +91,9 @@ class Prompt:
     origin: str
     license: str
     expected_tokens: int
-    digest: str  # 64 hex digits of the content hash
-
-    @property
-    def turn(self) -> int:
-        """0-based index of the message that is to be answered."""
-        return len(self.messages) - 1
+    digest: str  # 64 hex digits of the content hash; of a script, that of its first turn
+    turn: int  # 0-based index of the message that is to be answered first
+    damage: str = ""  # of a script: why it ends before upstream's dialogue does
 
 
 def excerpt(text: object, length: int = 120) -> str:
@@ -189,18 +188,8 @@ def expected_tokens(answer: Mapping[str, Any]) -> int:
     return min(math.ceil(size / CHARACTERS_PER_TOKEN), _INT32_MAX)
 
 
-def _cuts(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the indices of the turns that can be answered: user or tool turns that end their run."""
-    last = len(messages) - 1
-    return [
-        index
-        for index, turn in enumerate(messages)
-        if turn["role"] in _ASKING and (index == last or messages[index + 1]["role"] not in _ASKING)
-    ]
-
-
-def _first(turns: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Return the messages up to the end of the first run of user turns, and the upstream answer if it can be read."""
+def _first(turns: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any] | Reject | None]:
+    """Return the messages up to the end of the first run of user turns, and what follows: a turn, damage, nothing."""
     history: list[dict[str, Any]] = []
     while True:
         asked = bool(history) and history[-1]["role"] == "user"
@@ -208,38 +197,42 @@ def _first(turns: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[
             turn = next(turns, None)
         except Reject as reject:
             if asked and reject.role in ("assistant", "tool"):
-                return history, None
+                return history, reject
             raise
         if turn is None:
             if asked:
                 return history, None
             raise Reject("no_user_turn", f"{len(history)} messages")
         if asked and turn["role"] != "user":
-            return history, turn if turn["role"] == "assistant" else None
+            return history, turn
         history.append(turn)
 
 
-def prompts(dialogue: Dialogue, turns: str) -> list[Prompt]:
+def prompts(dialogue: Dialogue, turns: str, max_turns: int = 0) -> list[Prompt]:
     """Cut a dialogue into prompts by the turn policy.
 
     Args:
         dialogue: its messages are consumed, as far as the policy needs them.
         turns: `first` (system text, tools and first user turn), `prefix` (one prompt for each user or tool turn, the
-            upstream history kept) or `last` (only the last of those).
+            upstream history kept), `last` (only the last of those) or `rollout` (the script of the whole dialogue).
+        max_turns: of a script, the most turns to be answered; 0 for all.
 
     Returns:
         At least one prompt, in the order of the turns.
 
     Raises:
         Reject: the row has no prompt, or the part of it that would be sent is damaged. `prefix` and `last` send
-            history, so a damaged turn anywhere rejects the row; `first` forgives what follows the first user turn.
+            history, so a damaged turn anywhere rejects the row; `first` forgives what follows the first user turn,
+            and a script ends before a damaged turn.
     """
-    if turns == "first":
-        history, answer = _first(dialogue.messages)
-        expected = dialogue.answer_tokens or (expected_tokens(answer) if answer else 0)
-        return [_prompt(dialogue, history, expected)]
+    if turns in ("first", "rollout"):
+        history, following = _first(dialogue.messages)
+        if turns == "rollout":
+            return [_script(dialogue, history, following, max_turns)]
+        answer = following if isinstance(following, dict) and following["role"] == "assistant" else None
+        return [_prompt(dialogue, history, dialogue.answer_tokens or (expected_tokens(answer) if answer else 0))]
     history = list(dialogue.messages)
-    cuts = _cuts(history)
+    cuts = answered(history)
     if not cuts:
         raise Reject("no_user_turn", f"{len(history)} messages")
     made = []
@@ -252,10 +245,51 @@ def prompts(dialogue: Dialogue, turns: str) -> list[Prompt]:
     return made
 
 
+def _script(
+    dialogue: Dialogue, first: list[dict[str, Any]], following: dict[str, Any] | Reject | None, max_turns: int
+) -> Prompt:
+    """Return the script whose first prompt is `first`, behind which upstream goes on with `following`."""
+    made = _prompt(dialogue, first, 0)
+    upstream, behind = [*first], len(first)
+    while isinstance(following, dict):
+        try:
+            _check_encodable(following)
+            if following["role"] == "tool" and len(upstream) == behind:
+                raise Reject("response_without_call", excerpt(following["content"]), "tool")
+            upstream.append(following)
+            following = next(dialogue.messages, None)
+        except Reject as reject:
+            following = reject
+    made.damage = following.reason if following is not None else ""
+    cuts = answered(upstream, made.turn)
+    kept = cuts[:max_turns] if max_turns else cuts
+    for cut, after in itertools.pairwise(kept):
+        between = upstream[cut + 1 : after + 1]
+        calls = [call for turn in between for call in turn.get("tool_calls") or ()]
+        made.messages.append({"role": "assistant", **({"tool_calls": calls} if calls else {})})
+        made.messages.extend(turn for turn in between if turn["role"] != "assistant")
+    answers = upstream[behind : cuts[len(kept)] if len(cuts) > len(kept) else None]
+    expected = sum(expected_tokens(turn) for turn in answers if turn["role"] == "assistant")
+    made.expected_tokens = min((len(cuts) == 1 and dialogue.answer_tokens) or expected, _INT32_MAX)
+    return made
+
+
 def _prompt(dialogue: Dialogue, messages: list[dict[str, Any]], expected: int) -> Prompt:
     try:
         dialogue.origin.encode()
         digest = content_hash(messages, dialogue.tools)
     except UnicodeEncodeError as error:
-        raise Reject("lone_surrogate", excerpt(error.object[max(0, error.start - 20) : error.end + 20])) from error
-    return Prompt(messages, dialogue.tools, dialogue.origin, dialogue.license, expected, digest)
+        raise _lone_surrogate(error) from error
+    turn = len(messages) - 1
+    return Prompt(messages, dialogue.tools, dialogue.origin, dialogue.license, expected, digest, turn)
+
+
+def _check_encodable(turn: Mapping[str, Any]) -> None:
+    try:
+        canonical_json([turn], "[]")
+    except UnicodeEncodeError as error:
+        raise _lone_surrogate(error) from error
+
+
+def _lone_surrogate(error: UnicodeEncodeError) -> Reject:
+    return Reject("lone_surrogate", excerpt(error.object[max(0, error.start - 20) : error.end + 20]))

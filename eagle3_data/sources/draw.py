@@ -100,7 +100,8 @@ def draw(
             larger number contains the smaller.
         seed: of the sample.
         entry: value of the column `source` and prefix of sample_id; the source's name if None.
-        turns: `first`, `prefix` or `last`.
+        turns: `first`, `prefix`, `last` or `rollout`; under `rollout` each prompt is the script of a dialogue (see
+            `script.py`), `rows` counts dialogues, and the option `max_turns` bounds the turns of each.
         revision: of the Hub data set; the newest if None. The commit is recorded either way.
         filter: {origin, license, not_origin, not_license: a text, a list of texts, wildcards allowed}; an origin such
             as `math:camel-ai` is matched whole or by one of its parts.
@@ -111,8 +112,8 @@ def draw(
             list of them): their contents count as duplicates here. An earlier `Drawn` counts with all prompts that it
             could have drawn, so that this draw does not change when that one grows.
         progress: called with ("read" or "write", rows so far) now and then; never for a draw out of the cache.
-        **options: of the source, see SOURCES[name].options; `repo` names another Hub data set of the same schema, and
-            `upstream` its config.
+        **options: of the source, see SOURCES[name].options; `max_turns` as above; `repo` names another Hub data set
+            of the same schema, and `upstream` its config.
 
     Raises:
         SourceError: unknown name, config or option; a file that is not what the source expects.

@@ -20,9 +20,10 @@ from eagle3_data.errors import MachineError, SourceError
 from eagle3_data.run_folder import write_json
 from eagle3_data.schema import PROMPT_FEATURES
 from eagle3_data.sources.base import Outcome
-from eagle3_data.sources.dialogue import STRUCTURAL, Reject
+from eagle3_data.sources.dialogue import STRUCTURAL, Prompt, Reject
 from eagle3_data.sources.index import FileIndex, Hashes, Index, Positions, draw_key
 from eagle3_data.sources.report import ORIGINS_SHOWN, SourceReport, Tally
+from eagle3_data.sources.script import answered
 from eagle3_data.sources.upstream import SourceFile
 
 Progress = Callable[[str, int], None]
@@ -101,6 +102,7 @@ def make_draw(work: Work, report: SourceReport, folder: Path, progress: Progress
         tell("write", sum(tally.licenses.values()))
     report.licenses = dict(tally.licenses.most_common())
     report.origins = dict(sorted(tally.origins.items(), key=lambda item: (-item[1], item[0]))[:ORIGINS_SHOWN])
+    report.turns_scripted, report.cut_short = tally.turns_scripted, dict(sorted(tally.cut_short.items()))
     _reorder([job[3] for job in jobs], order, folder / "prompts.arrow")
     write_json(folder / "report.json", report.to_dict())
 
@@ -193,22 +195,22 @@ def _wanted(index: Index, number: int, file: SourceFile, emitted: Positions) -> 
     return _Wanted(file, rows, places, index.hashes[span])
 
 
-def _chosen(source: Any, config: Any, wanted: _Wanted) -> Iterator[dict[str, Any]]:
-    """Yield the drawn prompts of a file, having compared each with what the first pass saw."""
+def _chosen(source: Any, config: Any, wanted: _Wanted) -> Iterator[tuple[Prompt, dict[str, Any]]]:
+    """Yield the drawn prompts of a file and their rows, having compared each with what the first pass saw."""
     file = wanted.file
     hashes = wanted.hashes.view(np.uint8).data
     repeated = wanted.rows[1:] == wanted.rows[:-1]
     rows = wanted.rows[np.concatenate([[True], ~repeated])] if repeated.any() else wanted.rows
     outcomes = source.outcomes(file.path, file.name, config, rows)
     outcome: Outcome | None = None
-    made: list[dict[str, Any]] = []
+    made: list[tuple[Prompt, dict[str, Any]]] = []
     for number in range(len(wanted.rows)):
         row, place = int(wanted.rows[number]), int(wanted.places[number])
         if outcome is None or outcome.row != row:
             outcome = next(outcomes, None)
-            made = list(source.rows_of(outcome, file, config)) if outcome is not None else []
+            made = list(zip(outcome.prompts, source.rows_of(outcome, file, config), strict=True)) if outcome else []
         same = outcome is not None and outcome.row == row and place < len(made)
-        if not same or bytes.fromhex(made[place]["sample_id"][-24:]) != hashes[12 * number : 12 * number + 12]:
+        if not same or bytes.fromhex(made[place][1]["sample_id"][-24:]) != hashes[12 * number : 12 * number + 12]:
             raise SourceError(f"{source.INFO.name}: {file.name}: changed while it was read; run again")
         yield made[place]
 
@@ -219,12 +221,14 @@ def _write_part(source: Any, config: Any, wanted: Sequence[_Wanted], path: Path,
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
         batch: list[dict[str, Any]] = []
         size = 0
-        for row in (row for one in wanted for row in _chosen(source, config, one)):
+        for prompt, row in (drawn for one in wanted for drawn in _chosen(source, config, one)):
+            if config.turns == "rollout":
+                tally.script(len(answered(prompt.messages, prompt.turn)), prompt.damage)
             tally.origins[row["origin"]] += 1
             tally.licenses[row["license"]] += 1
             batch.append(row)
             for message in row["messages"]:
-                size += len(message["content"]) + len(message["reasoning_content"] or "")
+                size += len(message["content"] or "") + len(message["reasoning_content"] or "")
             if len(batch) == _WRITE_ROWS or size > _WRITE_CHARACTERS:
                 writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=_SCHEMA))
                 written += len(batch)

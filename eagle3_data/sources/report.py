@@ -35,7 +35,11 @@ class SourceReport:
     duplicates_elsewhere: int = 0  # of those, rows known only from the other sources that were compared
     rejected: dict[str, int] = field(default_factory=dict)
     prompts: int = 0  # distinct prompts of the kept rows
-    drawn: int = 0  # prompts that were drawn
+    drawn: int = 0  # prompts that were drawn; with turns: rollout, dialogues
+    turns_scripted: int = 0  # with turns: rollout, the turns to be answered in the drawn dialogues
+    cut_short: dict[str, int] = field(
+        default_factory=dict
+    )  # drawn dialogues that end before a damaged turn, by reason
     licenses: dict[str, int] = field(default_factory=dict)  # of the drawn prompts
     origins: dict[str, int] = field(default_factory=dict)  # of the drawn prompts, the most frequent
     reject_examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -57,6 +61,10 @@ class SourceReport:
         ]
         if self.short:
             lines.append(f"  fewer than the {self.requested:,} asked for: that is all there is")
+        if self.turns_scripted:
+            lines.append(f"  {self.turns_scripted:,} turns scripted in {self.drawn:,} dialogues")
+        for reason, count in sorted(self.cut_short.items()):
+            lines.append(f"  {count:>9,}  dialogues end before a turn with {reason}: {REASONS.get(reason, '')}")
         for reason, count in sorted(self.rejected.items(), key=lambda item: (-item[1], item[0])):
             lines.append(f"  {count:>9,}  {reason}: {REASONS.get(reason, '')}")
         return "\n".join(lines)
@@ -70,6 +78,8 @@ class Tally:
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     origins: Counter[str] = field(default_factory=Counter)
     licenses: Counter[str] = field(default_factory=Counter)
+    turns_scripted: int = 0
+    cut_short: Counter[str] = field(default_factory=Counter)
 
     def reject(self, file: str, row: int, reject: Reject) -> None:
         """Count a rejected row and remember the first few of each reason."""
@@ -78,11 +88,19 @@ class Tally:
         if len(examples) < EXAMPLES_EACH:
             examples.append({"file": file, "row": row, "detail": reject.detail})
 
+    def script(self, turns: int, damage: str) -> None:
+        """Count a drawn dialogue, its turns to be answered, and why it ends early ("" if it does not)."""
+        self.turns_scripted += turns
+        if damage:
+            self.cut_short[damage] += 1
+
     def add(self, other: "Tally") -> None:
         """Add a later part's counts."""
         self.rejected += other.rejected
         self.origins += other.origins
         self.licenses += other.licenses
+        self.turns_scripted += other.turns_scripted
+        self.cut_short += other.cut_short
         for reason, examples in other.examples.items():
             mine = self.examples.setdefault(reason, [])
             mine.extend(examples[: EXAMPLES_EACH - len(mine)])

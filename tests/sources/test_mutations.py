@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 from support.source_rows import ROWS, read_jsonl
 
-from eagle3_data.schema import PROMPT_FEATURES, canonical_json, clean_messages, content_hash, sample_id
+from eagle3_data.schema import PROMPT_FEATURES, canonical_json, clean_messages, content_hash
 from eagle3_data.sources import REASONS, draw, sample_rows
 from eagle3_data.sources.dialogue import TURN_POLICIES
 from eagle3_data.sources.registry import builder
+from eagle3_data.sources.script import Script
 from eagle3_data.sources.upstream import SourceFile
 
 ODD = [
@@ -145,14 +146,18 @@ def check_prompt(prompt: Any) -> None:
     """Assert everything that a prompt promises to those who render and send it."""
     messages = prompt.messages
     assert messages and messages[-1]["role"] in ("user", "tool")
-    assert prompt.turn == len(messages) - 1
+    script = Script(messages, prompt.tools, prompt.turn)
+    # Under `rollout` every place for an answer follows a turn that is answered; without it nothing follows the prompt.
+    places = [index for index in range(prompt.turn + 1, len(messages)) if messages[index]["role"] == "assistant"]
+    assert places == [index + 1 for index in script.turns[:-1]]
     waiting: list[str] = []
-    for message in messages:
+    for index, message in enumerate(messages):
         assert set(message) <= {"role", "content", "reasoning_content", "tool_calls", "tool_call_id"}
-        assert message["role"] in ("system", "user", "assistant", "tool") and isinstance(message["content"], str)
+        assert message["role"] in ("system", "user", "assistant", "tool")
+        assert isinstance(message.get("content"), str) != (index in places)
         if message["role"] == "user":
             assert message["content"].strip()
-        if message["role"] == "assistant":
+        if message["role"] == "assistant" and index not in places:
             assert message["content"].strip() or message.get("tool_calls") or message.get("reasoning_content")
             assert "<think>" not in message["content"][:7]
         for call in message.get("tool_calls", []):
@@ -163,7 +168,7 @@ def check_prompt(prompt: Any) -> None:
     tools = json.loads(prompt.tools)
     assert all(isinstance(tool["function"]["name"], str) for tool in tools)
     canonical_json(messages, prompt.tools)
-    assert prompt.digest == content_hash(messages, prompt.tools)
+    assert prompt.digest == content_hash(messages[: prompt.turn + 1], prompt.tools)
     assert 0 <= prompt.expected_tokens < 2**31
 
 
@@ -178,8 +183,9 @@ def hammer(count: int, seed: int) -> dict[str, int]:
         name, config, rows = sets[number % len(sets)]
         row = mutated(chance.choice(rows), chance)
         source = builder(name)
-        option = {"tools_in_system": True} if name == "B1_glaive" and number % 3 == 0 else {}
-        made = source.make_config(config, turns=chance.choice(TURN_POLICIES), **option)
+        turns = chance.choice(TURN_POLICIES)
+        option = {"tools_in_system": True} if name == "B1_glaive" and number % 3 == 0 and turns != "rollout" else {}
+        made = source.make_config(config, turns=turns, **option)
         if not isinstance(row, dict):
             continue
         outcome = source.outcome(number, row, made, source.columns(made))
@@ -194,13 +200,11 @@ def hammer(count: int, seed: int) -> dict[str, int]:
         if len(batch) > 500:
             for written, read in zip(batch, pa.Table.from_pylist(batch, schema).to_pylist(), strict=True):
                 messages = clean_messages(read["messages"])
-                assert read["sample_id"] == written["sample_id"] == sample_id(name_of(read), messages, read["tools"])
+                script = Script(messages, read["tools"], read["source_turn"])
+                first = script.sample_id(read["source"], script.source_turn)
+                assert read["sample_id"] == written["sample_id"] == first
             batch = []
     return verdicts
-
-
-def name_of(row: dict[str, Any]) -> str:
-    return str(row["source"])
 
 
 def test_mutated_rows() -> None:
