@@ -16,8 +16,6 @@ from datasets import Features, Value
 
 Message = Mapping[str, Any]
 
-FINISH_REASONS: Final = ("stop", "length_cap", "length_context")
-
 # `[...]` instead of datasets.List: the same module has to import under datasets 3.6, which has no List.
 _TOOL_CALL = {
     "id": Value("string"),
@@ -59,8 +57,8 @@ RECORD_FEATURES: Final = Features(
         "sample": Value("int32"),  # which of several answers to one prompt
         "input_ids": [Value("int32")],  # the prompt only, generation prompt included
         "output_ids": [Value("int32")],  # what the target wrote, stop token included
-        "finish_reason": Value("string"),  # one of FINISH_REASONS
-        "stop_token_id": Value("int32"),  # -1 unless finish_reason is "stop"
+        "finish_reason": Value("string"),  # one of outcome.FINISH_REASONS
+        "stop_token_id": Value("int32"),  # -1 where the answer was cut
         "prompt_tokens": Value("int32"),  # len(input_ids)
         "completion_tokens": Value("int32"),  # len(output_ids)
         "reasoning_tokens": Value("int32"),  # tokens of thinking, its end token included

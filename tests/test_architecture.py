@@ -10,7 +10,7 @@ import eagle3_data
 
 PACKAGE = Path(eagle3_data.__file__).parent
 LAYERS = ["sources", "target", "engine", "generation", "check", "lengths", "publishing"]
-FOUNDATIONS = {"schema", "errors", "run_folder", "loops", "foreign_text", "validation", "sampling"}
+FOUNDATIONS = {"schema", "errors", "outcome", "run_folder", "loops", "foreign_text", "validation", "sampling"}
 ENTRY_POINTS = {"recipe", "pipeline", "cli", "progress", "__main__"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

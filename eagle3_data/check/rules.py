@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from eagle3_data.schema import FINISH_REASONS, RECORD_FEATURES
+from eagle3_data.outcome import FINISH_REASONS, reasons
+from eagle3_data.schema import RECORD_FEATURES
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -38,7 +39,7 @@ KINDS: Final[dict[str, str]] = {
     "generation_prompt": "input_ids does not end in the target's generation prompt",
     "prompt_tail": "output_ids begins with the generation prompt",
     "control_token": "output_ids holds a token that only a template writes",
-    "finish_reason": "finish_reason is not stop, length_cap or length_context",
+    "finish_reason": f"finish_reason is none of {', '.join(FINISH_REASONS)}",
     "stop_token": "stop_token_id is not the last id of a stopped output, or not −1 for another",
     "unknown_stop": "stop_token_id is no end of turn of the target",
     "stop_inside": "an end of turn stands before the end of the output, or at the end of one that did not stop",
@@ -167,13 +168,13 @@ def findings(table: pa.Table, facts: Facts, source: str | None) -> Iterator[Find
     yield from _nulls(table)
     prompt, output = Lists(table["input_ids"]), Lists(table["output_ids"])
     number = {name: _numbers(table[name]) for name in _NUMBERS}
-    reasons = np.asarray(table["finish_reason"].to_pylist(), dtype=object)
+    ends = np.asarray(table["finish_reason"].to_pylist(), dtype=object)
     sources = table["source"].to_pylist()
     yield from _names(table["sample_id"].to_pylist(), sources, source)
     yield from _lengths(prompt, output, number)
     yield from _ids(prompt, output, facts)
-    yield from _stops(output, number, reasons, facts)
-    yield from _limits(prompt, output, number, reasons, sources, facts)
+    yield from _stops(output, number, ends, facts)
+    yield from _limits(prompt, output, number, ends, sources, facts)
     yield from _parts(prompt, output, number, facts)
 
 
@@ -273,22 +274,26 @@ def _ids(prompt: Lists, output: Lists, facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _stops(output: Lists, number: Mapping[str, Numbers], reasons: Any, facts: Facts) -> Iterator[Finding]:
-    unknown = np.asarray([reason not in FINISH_REASONS for reason in reasons], dtype=bool)
-    yield from _finding("finish_reason", unknown, lambda row: repr(reasons[row]))
-    stopped = reasons == "stop"
+def _ends_with(ends: Any, holds: str) -> Flags:
+    return np.isin(ends.astype(str), reasons(holds))
+
+
+def _stops(output: Lists, number: Mapping[str, Numbers], ends: Any, facts: Facts) -> Iterator[Finding]:
+    unknown = ~_ends_with(ends, "answered")
+    yield from _finding("finish_reason", unknown, lambda row: repr(ends[row]))
+    stopped = _ends_with(ends, "finished")
     last, said = output.last(), number["stop_token_id"]
     wrong = np.where(stopped, (last != said) & (output.lengths > 0), (said != -1) & ~unknown)
     yield from _finding(
         "stop_token",
         wrong.astype(bool),
-        lambda row: f"{said[row]} with {reasons[row]}, the output ends in {last[row]}",
+        lambda row: f"{said[row]} with {ends[row]}, the output ends in {last[row]}",
     )
-    ends = facts.profile.get("end_of_turn_ids")
-    if ends:
-        ends = np.asarray(ends, dtype=np.int64)
-        yield from _finding("unknown_stop", stopped & ~np.isin(said, ends), lambda row: f"{said[row]}")
-        hit = output.first(np.isin(output.flat, ends))
+    known = facts.profile.get("end_of_turn_ids")
+    if known:
+        stops = np.asarray(known, dtype=np.int64)
+        yield from _finding("unknown_stop", stopped & ~np.isin(said, stops), lambda row: f"{said[row]}")
+        hit = output.first(np.isin(output.flat, stops))
         inside = hit < output.lengths - stopped
         yield from _finding(
             "stop_inside", inside, lambda row: f"{output.flat[output.starts[row] + hit[row]]} at place {hit[row]}"
@@ -296,9 +301,9 @@ def _stops(output: Lists, number: Mapping[str, Numbers], reasons: Any, facts: Fa
 
 
 def _limits(
-    prompt: Lists, output: Lists, number: Mapping[str, Numbers], reasons: Any, sources: list[Any], facts: Facts
+    prompt: Lists, output: Lists, number: Mapping[str, Numbers], ends: Any, sources: list[Any], facts: Facts
 ) -> Iterator[Finding]:
-    budget, cut = number["max_new_tokens"], np.asarray([str(reason).startswith("length") for reason in reasons])
+    budget, cut = number["max_new_tokens"], _ends_with(ends, "cut")
     used = output.lengths
     yield from _finding("over_budget", used > budget, lambda row: f"{used[row]} ids of {budget[row]}")
     yield from _finding("short_of_budget", cut & (used < budget), lambda row: f"{used[row]} ids of {budget[row]}")
@@ -310,7 +315,7 @@ def _limits(
         caps = np.asarray([facts.caps.get(str(source), -1) for source in sources], dtype=np.int64)
         known = caps > 0
         yield from _finding("over_cap", known & (budget > caps), lambda row: f"{budget[row]}, the cap is {caps[row]}")
-        by_context, by_cap = reasons == "length_context", reasons == "length_cap"
+        by_context, by_cap = _ends_with(ends, "cut_by_context"), _ends_with(ends, "cut_by_cap")
         wrong = known & by_context & (budget >= caps)
         if context is not None:
             full = prompt.lengths + budget >= context - _CONTEXT_MARGIN
@@ -318,7 +323,7 @@ def _limits(
         yield from _finding(
             "wrong_limit",
             wrong,
-            lambda row: f"{reasons[row]} at {budget[row]} tokens, the cap is {caps[row]}, the context {context}",
+            lambda row: f"{ends[row]} at {budget[row]} tokens, the cap is {caps[row]}, the context {context}",
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from eagle3_data.errors import EngineError
+from eagle3_data.outcome import Outcome
 
 # Measured on SGLang 0.5.23: a total of context or context - 1 is accepted and clamped to context - 2 without a word,
 # and a prompt of context - 6 tokens is refused. The KV pool, where smaller, takes the context's place in both.
@@ -63,11 +64,11 @@ class ContextLimits:
         return min(self, other, key=lambda limits: limits.room)
 
 
-def truncation(sent: int, cap: int) -> str:
-    """Name what cut an answer that ended by length.
+def truncation(sent: int, cap: int) -> Outcome:
+    """Tell what cut an answer that ended by length.
 
     Args:
         sent: all budgets sent for the row, rounds summed.
         cap: the cap of its source.
     """
-    return "length_context" if sent < cap else "length_cap"
+    return Outcome.LENGTH_CONTEXT if sent < cap else Outcome.LENGTH_CAP

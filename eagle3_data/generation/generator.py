@@ -25,12 +25,13 @@ from eagle3_data.generation.client.retrying import RetryPolicy, RowError
 from eagle3_data.generation.client.server import Server
 from eagle3_data.generation.client.servers import Concurrency
 from eagle3_data.generation.extension import Extend, ladder
-from eagle3_data.generation.journal.entry import STATE_OF, Entry, Head, Ids, State, prompt_crc
+from eagle3_data.generation.journal.entry import Entry, Head, Ids, prompt_crc
 from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.generation.journal.sharing import shared_journal
 from eagle3_data.generation.prompts.rendered import Renderer
 from eagle3_data.generation.records.columns import Reader, step_columns
 from eagle3_data.generation.storm import Storm
+from eagle3_data.outcome import Outcome, of_code
 from eagle3_data.sampling import complete_sampling
 from eagle3_data.schema import clean_messages
 
@@ -214,7 +215,7 @@ class Generator:
         """
         caps = self.caps(source)
         known: Entry | None = None
-        if head is not None and State(head.state).done:
+        if head is not None and of_code(head.outcome).answered:
             known = self.journal.get(sample_id)
             assert known is not None
             if known.prompt_tokens != len(ids) or known.prompt_crc != prompt_crc(ids):
@@ -222,23 +223,23 @@ class Generator:
                     f"{self.journal.path}: {sample_id} was answered for another prompt ({known.prompt_tokens} ids, "
                     f"now {len(ids)}); use another journal for other prompts"
                 )
-            if not self.continues(known.state, known.budget, caps):
+            if not self.continues(known.outcome, known.budget, caps):
                 return known, None
         fault = self.unsendable(ids)
         if fault:
-            entry = Entry(sample_id, State.FAILED, len(ids), prompt_crc(ids), reason="vocabulary", message=fault)
+            entry = Entry(sample_id, Outcome.FAILED, len(ids), prompt_crc(ids), reason="vocabulary", message=fault)
             return self._keep(entry, known_bad=head is not None), None
         connection = await self.connections.get()
         entry_now, server, crc = known, home, prompt_crc(ids)
         for cap in caps:
-            if entry_now is not None and not self.continues(entry_now.state, entry_now.budget, [cap]):
+            if entry_now is not None and not self.continues(entry_now.outcome, entry_now.budget, [cap]):
                 continue
             try:
                 entry_now, server = await self._round(connection, sample_id, ids, crc, cap, entry_now, server)
             except RowError as error:
                 failed = Entry(
                     sample_id,
-                    State.FAILED,
+                    Outcome.FAILED,
                     len(ids),
                     crc,
                     reason=error.reason,
@@ -247,12 +248,12 @@ class Generator:
                     attempts=error.attempts,
                 )
                 # A row that already has an answer keeps it: the journal prefers any answer to a failure.
-                self._keep(failed, known_bad=head is not None and not State(head.state).done)
+                self._keep(failed, known_bad=head is not None and not of_code(head.outcome).answered)
                 return entry_now or failed, server
             # A prompt that still does not fit has said so already.
-            if head is None or (head.state, entry_now.state) != (State.SKIPPED, State.SKIPPED):
+            if head is None or not (of_code(head.outcome).skipped and entry_now.outcome.skipped):
                 self._keep(entry_now)
-            if entry_now.state is not State.LENGTH_CAP:
+            if not entry_now.outcome.cut_by_cap:
                 break
         assert entry_now is not None
         return entry_now, server
@@ -276,21 +277,23 @@ class Generator:
         if budget < 1:
             if before is None:
                 message = f"the prompt of {len(ids)} tokens leaves no room; the longest that does has"
-                entry = Entry(sample_id, State.SKIPPED, len(ids), crc, budget=limits.longest_prompt, reason="context")
+                entry = Entry(
+                    sample_id, Outcome.SKIPPED, len(ids), crc, budget=limits.longest_prompt, reason="context"
+                )
                 entry.message = f"{message} {limits.longest_prompt}"
                 return entry, None
-            return dataclasses.replace(before, state=State.LENGTH_CONTEXT), home
-        answer, server = await connection.client.ask(asked, budget, home)
-        state = State.STOP if answer.stopped else STATE_OF[truncation(sent + budget, cap)]
+            return dataclasses.replace(before, outcome=Outcome.LENGTH_CONTEXT), home
+        answer, endpoint = await connection.asker.ask(asked, budget, home)
+        outcome = Outcome.STOP if answer.stopped else truncation(sent + budget, cap)
         output = np.concatenate([before.output_ids, answer.output_ids]) if before else answer.output_ids
         rounds = before.rounds + 1 if before else 1
         stop = answer.stop_token_id
-        return Entry(sample_id, state, len(ids), crc, sent + budget, rounds, stop, output), server
+        return Entry(sample_id, outcome, len(ids), crc, sent + budget, rounds, stop, output), endpoint
 
     def _keep(self, entry: Entry, known_bad: bool = False) -> Entry:
         self.journal.append(entry)
         if not known_bad:
-            self.storm.note(entry.state is State.FAILED, f"{entry.reason}: {entry.message}")
+            self.storm.note(entry.outcome.failed, f"{entry.reason}: {entry.message}")
         return entry
 
     # --- what rows need -----------------------------------------------------------------------------------------
@@ -306,9 +309,9 @@ class Generator:
             raise UsageError(f"max_new_tokens: no cap for source {source!r}; there are {', '.join(self._ladders)}")
         return found
 
-    def continues(self, state: State | int, budget: int, caps: list[int]) -> bool:
+    def continues(self, outcome: Outcome, budget: int, caps: list[int]) -> bool:
         """Whether a finished row was cut at an older cap and is to go on."""
-        return self._extend and state == State.LENGTH_CAP and budget < caps[-1]
+        return self._extend and outcome.cut_by_cap and budget < caps[-1]
 
     @property
     def extends(self) -> bool:
@@ -327,7 +330,7 @@ class Generator:
 
     def fault(self, sample_id: str, message: str) -> Entry:
         """Keep that a prompt could not be rendered."""
-        return self._keep(Entry(sample_id, State.FAILED, 0, 0, reason="render", message=message))
+        return self._keep(Entry(sample_id, Outcome.FAILED, 0, 0, reason="render", message=message))
 
 
 class _ForOneProcess:

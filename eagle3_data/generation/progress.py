@@ -8,7 +8,8 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from eagle3_data.generation.journal.entry import Entry, State
+from eagle3_data.generation.journal.entry import Entry
+from eagle3_data.outcome import Outcome
 
 _WINDOW_SECONDS: Final = 60.0
 
@@ -70,21 +71,18 @@ class Rate:
         return (tokens - before) / max(now - then, 1e-6)
 
 
-def count(progress: SourceProgress, state: State | int, by: int = 1) -> None:
-    """Count rows that stand at `state`."""
-    state = State(state)
-    if state.done:
+def count(progress: SourceProgress, outcome: Outcome, by: int = 1) -> None:
+    """Count rows that ended with `outcome`."""
+    if outcome.answered:
         progress.done += by
-        if state is not State.STOP:
-            progress.truncated += by
-    elif state is State.FAILED:
+        progress.truncated += by * outcome.cut
+    elif outcome.failed:
         progress.failed += by
-    elif state is State.SKIPPED:
+    elif outcome.skipped:
         progress.skipped += by
 
 
-def recount(progress: SourceProgress, before: State | int, entry: Entry) -> None:
+def recount(progress: SourceProgress, before: Outcome, entry: Entry) -> None:
     """Count a row anew whose outcome changed."""
-    if before:
-        count(progress, before, -1)
-    count(progress, entry.state)
+    count(progress, before, -1)
+    count(progress, entry.outcome)

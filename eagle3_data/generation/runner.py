@@ -22,10 +22,11 @@ from datasets import Dataset
 from eagle3_data.errors import EngineError
 from eagle3_data.generation.client.server import Server
 from eagle3_data.generation.generator import Generator
-from eagle3_data.generation.journal.entry import Entry, State
+from eagle3_data.generation.journal.entry import Entry
 from eagle3_data.generation.progress import Progress, Rate, recount
 from eagle3_data.generation.prompts.queue import Queues
 from eagle3_data.generation.prompts.waiting import PendingSource, pending_sources
+from eagle3_data.outcome import Outcome, of_code
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +263,7 @@ class GenerationRun:
                     break
                 sample_id, ids = source.rendered.row(row)
                 head = self.step.journal.head(sample_id)
-                before, had = (head.state, head.tokens) if head else (0, 0)
+                before, had = (of_code(head.outcome), head.tokens) if head else (Outcome.NONE, 0)
                 if len(ids) == 0 and row in source.rendered.faults:
                     entry = self.step.fault(sample_id, source.rendered.faults[row])
                 else:
@@ -272,10 +273,9 @@ class GenerationRun:
             source.progress.in_flight -= 1
             self._in_flight -= 1
 
-    def _count(self, source: PendingSource, before: int, had: int, guess: float, entry: Entry) -> None:
-        done_before = before if before and State(before).done else 0
-        recount(source.progress, done_before, entry)
-        if entry.state.done:
+    def _count(self, source: PendingSource, before: Outcome, had: int, guess: float, entry: Entry) -> None:
+        recount(source.progress, before if before.answered else Outcome.NONE, entry)
+        if entry.outcome.answered:
             self._tokens += len(entry.output_ids) - had
             source.queue.learned.note(guess, len(entry.output_ids))
 

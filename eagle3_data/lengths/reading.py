@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.lengths.statistics.distribution import CUTOFFS, Flags, Ints, Tally, checked_lengths
+from eagle3_data.outcome import FINISH_REASONS, of_reason, reasons
 from eagle3_data.run_folder import RunFolder
-from eagle3_data.schema import FINISH_REASONS
 
 MEASURES: Final = ("prompt", "completion", "reasoning", "answer")
 _SCALARS: Final = (
@@ -83,28 +83,33 @@ class SourceTally:
     @property
     def truncated(self) -> int:
         """Records whose answer was cut."""
-        return self.rows - self.finish_reasons["stop"]
+        return sum(self.finish_reasons[reason] for reason in reasons("cut"))
+
+    @property
+    def cut_by_context(self) -> int:
+        """Records whose answer was cut because the context was full."""
+        return sum(self.finish_reasons[reason] for reason in reasons("cut_by_context"))
 
     def wait_for(self, rows: int) -> None:
         """Count rows of whose answers nothing is known. Prompt lengths stay those of the records."""
         for name in ("completion", "reasoning", "answer"):
             self.lengths[name].waiting += rows
 
-    def add(self, columns: Mapping[str, Ints], reasons: Ints, kinds: list[str]) -> None:
+    def add(self, columns: Mapping[str, Ints], ends: Ints, kinds: list[str]) -> None:
         """Count a batch of rows of this source.
 
         Args:
             columns: int64 (n,) prompt_tokens, completion_tokens, reasoning_tokens, tool_calls, max_new_tokens.
-            reasons: int64 (n,), indices into `kinds`.
+            ends: int64 (n,), indices into `kinds`.
             kinds: finish reasons.
         """
         prompt, completion = columns["prompt_tokens"], columns["completion_tokens"]
         reasoning, calls = columns["reasoning_tokens"], columns["tool_calls"]
         answer = completion - reasoning
         for index, kind in enumerate(kinds):
-            self.finish_reasons[kind] += int((reasons == index).sum())
-        stopped = kinds.index("stop") if "stop" in kinds else -1
-        cut: Flags = reasons != stopped
+            self.finish_reasons[kind] += int((ends == index).sum())
+        cut: Flags = np.array([of_reason(kind).cut for kind in kinds], bool)[ends]
+        by_cap: Flags = np.array([of_reason(kind).cut_by_cap for kind in kinds], bool)[ends]
         thinking: Flags = cut & (reasoning > 0) & (reasoning == completion)
         self.lengths["prompt"].add(prompt)
         self.lengths["completion"].add(completion, cut)
@@ -112,8 +117,7 @@ class SourceTally:
         self.lengths["answer"].add(answer, loose=cut)
         self.total.add(prompt + completion)
         self.caps.add(columns["max_new_tokens"])
-        if "length_cap" in kinds:
-            self.caps_of_cut.add(columns["max_new_tokens"][reasons == kinds.index("length_cap")])
+        self.caps_of_cut.add(columns["max_new_tokens"][by_cap])
         self.with_tool_calls += int((calls > 0).sum())
         self.tool_calls += int(calls.sum())
         self.with_thinking += int((reasoning > 0).sum())
@@ -162,18 +166,18 @@ def _add_table(tallies: dict[str, SourceTally], table: pa.Table, where: str) -> 
         columns[name] = _numbers(table, name, where) if name in names else np.zeros(table.num_rows, np.int64)
     if (columns["reasoning_tokens"] > columns["completion_tokens"]).any():
         raise DataError(f"{where}: a row has more reasoning_tokens than completion_tokens; run `eagle3-data check`")
-    reasons, kinds = _codes(table["finish_reason"], f"{where}: finish_reason")
+    ends, kinds = _codes(table["finish_reason"], f"{where}: finish_reason")
     if wrong := sorted(set(kinds) - set(FINISH_REASONS)):
         raise DataError(f"{where}: finish_reason {wrong[0]!r} is none of {', '.join(FINISH_REASONS)}")
     if "source" not in names:
-        tallies.setdefault("records", SourceTally()).add(columns, reasons, kinds)
+        tallies.setdefault("records", SourceTally()).add(columns, ends, kinds)
         return
     codes, sources = _codes(table["source"], f"{where}: source")
     for index, source in enumerate(sources):
         rows = codes == index
         everything = len(sources) == 1
         part = columns if everything else {name: column[rows] for name, column in columns.items()}
-        tallies.setdefault(source, SourceTally()).add(part, reasons if everything else reasons[rows], kinds)
+        tallies.setdefault(source, SourceTally()).add(part, ends if everything else ends[rows], kinds)
 
 
 def _numbers(table: pa.Table, name: str, where: str) -> Ints:

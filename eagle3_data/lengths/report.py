@@ -200,7 +200,7 @@ def _advise(
             cap=summary.present_cap(tally, stated),
             target=_target(name, stated, truncation_target),
             tail=tail,
-            cut_by_context=tally.finish_reasons["length_context"],
+            cut_by_context=tally.cut_by_context,
             context_length=(manifest.get("engine") or {}).get("context_length"),
             tokens_per_second=tokens / seconds if seconds else None,
             confidence=confidence,

@@ -19,7 +19,7 @@ from eagle3_data.lengths.statistics.intervals import (
     rounded,
     share_interval,
 )
-from eagle3_data.schema import FINISH_REASONS
+from eagle3_data.outcome import FINISH_REASONS
 
 Weighted = Sequence[tuple[float, SourceTally]]
 

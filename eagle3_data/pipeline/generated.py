@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.dataset as pds
 
 from eagle3_data.generation.records.writer import SourceCounts
+from eagle3_data.outcome import reasons
 from eagle3_data.pipeline.opening import Run
 from eagle3_data.pipeline.tables import show_table
 
@@ -86,7 +87,7 @@ def below_cap(run: Run, caps: Mapping[str, int], counts: Mapping[str, SourceCoun
     found = {}
     for name, cap in caps.items():
         if counts[name].truncated:
-            cut = (pds.field("finish_reason") == "length_cap") & (pds.field("max_new_tokens") < cap)
+            cut = pds.field("finish_reason").isin(reasons("cut_by_cap")) & (pds.field("max_new_tokens") < cap)
             found[name] = pds.dataset(run.folder.records_path(name), format="parquet").count_rows(filter=cut)
     return {name: rows for name, rows in found.items() if rows}
 

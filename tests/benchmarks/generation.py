@@ -34,7 +34,8 @@ from batching_server import BatchingServer
 from support.generation import PlainTarget, serving
 
 from eagle3_data.generation import Generator, Journal, run_generation, write_records
-from eagle3_data.generation.journal.entry import Entry, State, prompt_crc
+from eagle3_data.generation.journal.entry import Entry, prompt_crc
+from eagle3_data.outcome import Outcome
 from eagle3_data.run_folder import RunFolder
 
 HERE = Path(__file__).parent
@@ -242,7 +243,7 @@ def rerun(rows: int, tokens: int) -> dict[str, Any]:
             step.journal.append(
                 Entry(
                     f"B1-{number:024x}",
-                    State.STOP,
+                    Outcome.STOP,
                     20,
                     prompt_crc(row.astype(np.int32)),
                     budget=4096,
@@ -283,7 +284,7 @@ def rerun_once(folder: str) -> dict[str, Any]:
         result = run_generation({"B1": run.prompts_path("B1")}, step)
         counts = write_records({"B1": run.prompts_path("B1")}, run, WideTarget(), journal=step.journal)
     assert result.progress.requests == 0
-    assert counts["B1"].records == result.progress.sources["B1"].done
+    assert counts["B1"].records == result.progress.sources["B1"].answered
     return {
         "run again, seconds": round(time.perf_counter() - began, 1),
         "of it opening the journal twice, seconds": round(2 * opened, 2),

@@ -15,7 +15,7 @@ from support import generation_job as generation_job
 from support.generation import ServerProcess
 
 from eagle3_data.generation import Journal
-from eagle3_data.generation.journal.entry import State
+from eagle3_data.outcome import of_code
 from eagle3_data.run_folder import RunFolder
 
 SEED = 11
@@ -46,9 +46,9 @@ def answered(run: RunFolder) -> set[int]:
         return set()
     with Journal(run.journal_path, readonly=True) as journal:
         everywhere = np.arange(len(journal))
-        states = journal.index.column("state", everywhere)
+        states = journal.index.column("outcome", everywhere)
         crcs = journal.index.column("prompt_crc", everywhere)
-    return {int(crc) for state, crc in zip(states, crcs, strict=True) if State(state).done}
+    return {int(crc) for state, crc in zip(states, crcs, strict=True) if of_code(int(state)).answered}
 
 
 def asked_bytes(log: Path) -> int:

@@ -10,12 +10,13 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import orjson
+
+from eagle3_data.outcome import Outcome, of_code
 
 Ids = npt.NDArray[np.int32]
 
@@ -27,26 +28,6 @@ _NO_IDS: Final[Ids] = np.zeros(0, np.int32)
 MAX_BODY: Final = 1 << 30
 
 
-class State(IntEnum):
-    """How a row stands; the first three are records."""
-
-    NONE = 0
-    STOP = 1
-    LENGTH_CAP = 2
-    LENGTH_CONTEXT = 3
-    FAILED = 4
-    SKIPPED = 5
-
-    @property
-    def done(self) -> bool:
-        """Whether the row has an answer."""
-        return 1 <= self <= 3
-
-
-FINISH: Final = {State.STOP: "stop", State.LENGTH_CAP: "length_cap", State.LENGTH_CONTEXT: "length_context"}
-STATE_OF: Final = {name: state for state, name in FINISH.items()}
-
-
 @dataclass(slots=True)
 class Entry:
     """An outcome. `output_ids` holds the whole answer so far, earlier rounds included.
@@ -56,7 +37,7 @@ class Entry:
     """
 
     sample_id: str
-    state: State
+    outcome: Outcome
     prompt_tokens: int
     prompt_crc: int
     budget: int = 0
@@ -113,13 +94,13 @@ def _unpack(width: int, count: int, data: memoryview) -> Ids:
 def encode(entry: Entry, key: bytes, width: int) -> tuple[bytes, int]:
     """Return the frame of an entry, its ids in `width` bytes each, and the CRC of its body."""
     name = entry.sample_id.encode()
-    if entry.state.done:
+    if entry.outcome.answered:
         tail = _pack(entry.output_ids, width)
     else:
         tail = orjson.dumps([entry.reason, entry.message, entry.http_status])
     lead = _BODY.pack(
         key,
-        entry.state,
+        entry.outcome,
         width,
         len(name),
         entry.stop_token_id,
@@ -136,11 +117,11 @@ def encode(entry: Entry, key: bytes, width: int) -> tuple[bytes, int]:
 
 def decode(body: memoryview) -> Entry:
     """Return the entry in the body of a frame whose CRC was right."""
-    (_, state, width, name, stop, budget, prompt, crc, count, rounds, attempts) = _BODY.unpack_from(body)
+    (_, code, width, name, stop, budget, prompt, crc, count, rounds, attempts) = _BODY.unpack_from(body)
     start = _BODY.size
     entry = Entry(
         sample_id=str(body[start : start + name], "utf-8"),
-        state=State(state),
+        outcome=of_code(code),
         prompt_tokens=prompt,
         prompt_crc=crc,
         budget=budget,
@@ -149,7 +130,7 @@ def decode(body: memoryview) -> Entry:
         attempts=attempts,
     )
     tail = body[start + name :]
-    if entry.state.done:
+    if entry.outcome.answered:
         entry.output_ids = _unpack(width, count, tail)
     else:
         entry.reason, entry.message, entry.http_status = orjson.loads(tail)
@@ -166,7 +147,7 @@ class Head(NamedTuple):
     tokens: int
     segment: int
     rounds: int
-    state: int
+    outcome: int
 
     def packed(self) -> bytes:
         """Return it as bytes, which the garbage collector need not look at."""
@@ -191,8 +172,8 @@ def scan(data: memoryview, base: int) -> Iterator[bytes | int]:
         head = _whole_frame(data, position)
         if head is not None:
             length, crc = head
-            (key, state, _, _, _, _, _, prompt, tokens, rounds, _) = _BODY.unpack_from(data, position + HEADER.size)
-            yield Head(key, base + position, crc, prompt, tokens, 0, rounds, state).packed()
+            (key, code, _, _, _, _, _, prompt, tokens, rounds, _) = _BODY.unpack_from(data, position + HEADER.size)
+            yield Head(key, base + position, crc, prompt, tokens, 0, rounds, code).packed()
             position += HEADER.size + length
             continue
         following = raw.find(MAGIC, position + 1)

@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from eagle3_data.generation.journal.entry import Head, State, hash_of
+from eagle3_data.generation.journal.entry import Head, hash_of
+from eagle3_data.outcome import flags
 
 U64 = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.void]
@@ -26,7 +27,7 @@ ROW: Final = np.dtype(
         ("tokens", "<u4"),
         ("segment", "<u2"),
         ("rounds", "<u2"),
-        ("state", "u1"),
+        ("outcome", "u1"),
     ]
 )
 _FIELDS: Final = ROW.names or ()
@@ -44,21 +45,20 @@ def rows_of(heads: Iterable[bytes]) -> Rows:
     return np.frombuffer(b"".join(heads), ROW)
 
 
-def _standing(rounds: npt.NDArray[Any], state: npt.NDArray[Any], sequence: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _rank(rounds: npt.NDArray[Any], codes: npt.NDArray[Any], sequence: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Rank outcomes of one row: an answer beats none, more rounds beat fewer, then the first; of failures the last."""
-    done = (state >= State.STOP) & (state <= State.LENGTH_CONTEXT)
     answered = (
         (1 << 62)
         + (rounds.astype(np.int64) << 45)
-        + ((state == State.LENGTH_CONTEXT).astype(np.int64) << 44)
+        + (flags(codes, "relabels").astype(np.int64) << 44)
         + ((1 << 43) - sequence)
     )
-    return np.where(done, answered, sequence).astype(np.int64)
+    return np.where(flags(codes, "answered"), answered, sequence).astype(np.int64)
 
 
-def _first_stands(first: bytes, second: bytes) -> bool:
+def _first_counts(first: bytes, second: bytes) -> bool:
     rows = rows_of([first, second])
-    ranks = _standing(rows["rounds"], rows["state"], np.arange(2))
+    ranks = _rank(rows["rounds"], rows["outcome"], np.arange(2))
     return bool(ranks[0] > ranks[1])
 
 
@@ -82,7 +82,7 @@ class JournalIndex:
     def add(self, key: bytes, head: bytes) -> None:
         """Take in one new frame by its packed head."""
         known = self._recent.get(key)
-        if known is not None and _first_stands(known, head):
+        if known is not None and _first_counts(known, head):
             return
         self._recent[key] = head
         if len(self._recent) >= _MERGE_AT:
@@ -110,7 +110,7 @@ class JournalIndex:
         again[1:] |= again[:-1]
         if again.any():
             several = order[again]
-            ranks = _standing(columns["rounds"][several], columns["state"][several], several)
+            ranks = _rank(columns["rounds"][several], columns["outcome"][several], several)
             order[again] = several[np.lexsort((ranks, hi[several]))]
         winners = order[last]
         del order, last, again, hi
@@ -132,11 +132,9 @@ class JournalIndex:
         at = np.searchsorted(hi, rows["hi"])
         known = hi[np.minimum(at, len(hi) - 1)] == rows["hi"]
         place, later = at[known], rows[known]
-        before = {name: self._columns[name][place] for name in ("rounds", "state")}
+        before = {name: self._columns[name][place] for name in ("rounds", "outcome")}
         zero = np.zeros(len(place), np.int64)
-        wins = _standing(later["rounds"], later["state"], zero + 1) > _standing(
-            before["rounds"], before["state"], zero
-        )
+        wins = _rank(later["rounds"], later["outcome"], zero + 1) > _rank(before["rounds"], before["outcome"], zero)
         at, fresh = at[~known], rows[~known]
         for name in _FIELDS:
             self._columns[name][place[wins]] = later[name][wins]
@@ -148,7 +146,7 @@ class JournalIndex:
         recent = self._recent.get(key)
         if recent is None:
             return found
-        if found is not None and _first_stands(found.packed(), recent):
+        if found is not None and _first_counts(found.packed(), recent):
             return found
         return Head.unpacked(recent)
 

@@ -230,10 +230,10 @@ class Journal:
             self._writer = SegmentWriter(self._segments[-1], len(self._segments) - 1)
         key = row_key(entry.sample_id)
         frame, crc = encode(entry, key, self._width)
-        state, tokens = int(entry.state), len(entry.output_ids)
+        code, tokens = int(entry.outcome), len(entry.output_ids)
         # Only this thread appends, so the frame will lie where the writer's offset is now.
         where = (self._writer.offset, crc, entry.prompt_crc, tokens, self._writer.segment)
-        head = Head(key, *where, entry.rounds, state).packed()
+        head = Head(key, *where, entry.rounds, code).packed()
         self._writer.put(frame, head)
         self.index.add(key, head)
 

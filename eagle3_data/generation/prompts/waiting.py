@@ -13,12 +13,12 @@ import numpy as np
 from datasets import Dataset
 
 from eagle3_data.generation.generator import Generator
-from eagle3_data.generation.journal.entry import State
 from eagle3_data.generation.journal.index import keys_of
 from eagle3_data.generation.progress import SourceProgress, count
 from eagle3_data.generation.prompts.queue import SourceQueue, dialogues
 from eagle3_data.generation.prompts.rendered import RenderedPrompts
 from eagle3_data.generation.prompts.table import PromptTable
+from eagle3_data.outcome import flags, of_code
 
 _PLAN_ROWS: Final = 50_000
 _COLUMNS: Final = ("sample_id", "expected_tokens", "source_file", "source_row", "source_turn")
@@ -73,21 +73,20 @@ def _waiting(
     journal, (shard, shards) = step.journal, step.shard
     keys = keys_of(batch.column("sample_id").to_pylist())
     positions = journal.look_up(keys)
-    states = journal.index.column("state", positions)
+    codes = journal.index.column("outcome", positions)
+    answered = flags(codes, "answered")
     mine = keys[:, 1] % np.uint64(shards) == np.uint64(shard)
     progress.total += int(mine.sum())
-    for state in (State.STOP, State.LENGTH_CAP, State.LENGTH_CONTEXT):
-        count(progress, state, int((mine & (states == state)).sum()))
-    waiting = mine & ((states == State.NONE) | (states >= State.FAILED))
-    if only_truncated:
-        for state in (State.FAILED, State.SKIPPED):
-            count(progress, state, int((mine & (states == state)).sum()))
-        waiting[:] = False
+    for code, rows in zip(*np.unique(codes[mine], return_counts=True), strict=True):
+        outcome = of_code(int(code))
+        if outcome.answered or only_truncated:
+            count(progress, outcome, int(rows))
+    waiting = mine & ~answered if not only_truncated else np.zeros(len(mine), bool)
     if step.extends:
         # The budget already sent lies in the frames; a cut row's own tokens say nearly the same without reading
         # them: a row cut by its cap holds as many tokens as were asked for.
         tokens = journal.index.column("tokens", positions)
-        waiting |= mine & (states == State.LENGTH_CAP) & (tokens < caps[-1])
+        waiting |= mine & flags(codes, "cut_by_cap") & (tokens < caps[-1])
     at = np.flatnonzero(waiting)
     expected = np.zeros(len(at), np.float32)
     if "expected_tokens" in batch.column_names:

@@ -10,7 +10,7 @@ import numpy as np
 from datasets import Dataset, Features, IterableDataset, Value
 
 from eagle3_data.errors import DataError
-from eagle3_data.generation.journal.entry import FINISH, Entry, Ids, State
+from eagle3_data.generation.journal.entry import Entry, Ids
 from eagle3_data.schema import RECORD_FEATURES
 
 _EMPTY: Final[Ids] = np.zeros(0, np.int32)
@@ -51,14 +51,14 @@ class Reader(Protocol):
 
 def step_columns(target: Reader, ids: Ids, entry: Entry) -> dict[str, Any]:
     """Return the columns of STEP_FEATURES for one row; a row without an answer has the same types, and `error` set."""
-    done = entry.state.done
+    done = entry.outcome.answered
     output = entry.output_ids if done else _EMPTY
     error = "" if done else f"{entry.reason}: {entry.message}"
     return {
         "sample": np.int32(0),
         "input_ids": ids,
         "output_ids": output,
-        "finish_reason": FINISH.get(entry.state, ""),
+        "finish_reason": entry.outcome.label if done else "",
         "stop_token_id": np.int32(entry.stop_token_id),
         "prompt_tokens": np.int32(len(ids)),
         "completion_tokens": np.int32(len(output)),
@@ -69,11 +69,6 @@ def step_columns(target: Reader, ids: Ids, entry: Entry) -> dict[str, Any]:
         "error": error,
         "http_status": np.int32(entry.http_status),
     }
-
-
-def skipped(entry: Entry) -> bool:
-    """Whether the row is no failure: its prompt does not fit the context."""
-    return entry.state is State.SKIPPED
 
 
 def records(out: Dataset) -> Dataset:

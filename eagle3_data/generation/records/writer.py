@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from eagle3_data.errors import DataError
-from eagle3_data.generation.journal.entry import FINISH, Entry, State
+from eagle3_data.generation.journal.entry import Entry
 from eagle3_data.generation.journal.index import keys_of
 from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.generation.prompts.queue import dialogues
@@ -31,6 +31,7 @@ from eagle3_data.generation.prompts.table import PromptTable
 from eagle3_data.generation.records.columns import Reader
 from eagle3_data.generation.records.holdout import Holdout
 from eagle3_data.generation.records.parquet import RecordFiles
+from eagle3_data.outcome import flags
 from eagle3_data.run_folder import RunFolder, read_json, write_json, write_parquet
 from eagle3_data.schema import FAILURE_FEATURES, RECORD_FEATURES, SKIPPED_FEATURES, arrow_schema
 
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 _CHUNK: Final = 1000
 _SCAN: Final = 50_000
 _FORMAT: Final = 2
+_FINGERPRINTED: Final = ("outcome", "crc", "prompt_crc", "tokens", "rounds")
 _ORIGIN: Final = (
     "sample_id",
     "source",
@@ -154,24 +156,25 @@ def _scan(table: PromptTable, rendered: RenderedPrompts, journal: Journal, setti
         keys = keys_of(batch.column("sample_id").to_pylist())
         positions = journal.look_up(keys)
         columns = {
-            name: journal.index.column(name, positions) for name in ("state", "crc", "prompt_crc", "tokens", "rounds")
+            name: journal.index.column(name, positions)
+            for name in ("outcome", "crc", "prompt_crc", "tokens", "rounds")
         }
         for part in (keys, *columns.values()):
             content.update(np.ascontiguousarray(part).tobytes())
-        states = columns["state"]
-        done = (states >= State.STOP) & (states <= State.LENGTH_CONTEXT)
+        codes = columns["outcome"]
+        done = flags(codes, "answered")
         counts = scan.counts
         counts.records += int(done.sum())
-        counts.truncated += int((done & (states != State.STOP)).sum())
-        counts.missing += int((states == State.NONE).sum())
+        counts.truncated += int(flags(codes, "cut").sum())
+        counts.missing += int(flags(codes, "missing").sum())
         counts.completion_tokens += int(columns["tokens"][done].sum())
         tokens, forged = rendered.counts(start, batch.num_rows)
         counts.prompt_tokens += int(tokens[done].sum())
         counts.forged += int((forged[done] > 0).sum())
-        others = np.flatnonzero(states >= State.FAILED)
+        others = np.flatnonzero(flags(codes, "failed") | flags(codes, "skipped"))
         for entry in journal.read_many(positions[others]):
             assert entry is not None
-            (scan.failures if entry.state is State.FAILED else scan.skips).append(entry)
+            (scan.failures if entry.outcome.failed else scan.skips).append(entry)
         start += batch.num_rows
     scan.counts.failed, scan.counts.skipped = len(scan.failures), len(scan.skips)
     scan.fingerprint = content.hexdigest()[:32]
@@ -195,8 +198,7 @@ def _write_source(
             held = holdout.choose(dialogues(batch, start))
             chunk = rendered.chunk(start, batch.num_rows)
             positions = journal.look_up(keys_of(batch.column("sample_id").to_pylist()))
-            states = journal.index.column("state", positions)
-            done = (states >= State.STOP) & (states <= State.LENGTH_CONTEXT)
+            done = flags(journal.index.column("outcome", positions), "answered")
             positions[~done] = -1
             entries = journal.read_many(positions)
             _check(name, batch, chunk, entries)
@@ -260,7 +262,7 @@ def _table(
         "sample": whole([0] * len(chosen)),
         "input_ids": _picked(chunk, at),
         "output_ids": _lists(np.concatenate(outputs), offsets),
-        "finish_reason": pa.array([FINISH[entry.state] for entry in chosen]),
+        "finish_reason": pa.array([entry.outcome.label for entry in chosen]),
         "stop_token_id": whole([entry.stop_token_id for entry in chosen]),
         "prompt_tokens": whole([entry.prompt_tokens for entry in chosen]),
         "completion_tokens": whole([len(output) for output in outputs]),

@@ -24,7 +24,7 @@ from eagle3_data.lengths.reading import SourceTally
 from eagle3_data.lengths.statistics.distribution import Ints, checked_lengths
 from eagle3_data.lengths.statistics.intervals import CONFIDENCE
 from eagle3_data.lengths.summary import distribution
-from eagle3_data.schema import FINISH_REASONS
+from eagle3_data.outcome import FINISH_REASONS, Outcome, of_reason
 
 _DESCRIPTION: Final = """\
 Distribution of token lengths, with 95 % intervals: mean, sd, quantiles from p1 to p99.9, shares under thresholds. Rows
@@ -110,7 +110,7 @@ class TokenLengths(evaluate.Measurement):  # type: ignore[misc]
                 "max_new_tokens": zeros,
             },
             np.maximum(arrays["cut"], 0),
-            list(FINISH_REASONS[:2]),
+            [Outcome.STOP.label, Outcome.LENGTH_CAP.label],
         )
         measures = ["prompt"] * given["prompt_tokens"] + ["completion"] * given["completion_tokens"]
         if given["completion_tokens"] and given["reasoning_tokens"]:
@@ -167,4 +167,4 @@ def _cut(value: Any) -> Ints:
     kinds = sorted(set(reasons.tolist()), key=str)
     if wrong := [kind for kind in kinds if kind not in FINISH_REASONS]:
         raise UsageError(f"TokenLengths: finish_reason {wrong[0]!r} is none of {', '.join(FINISH_REASONS)}")
-    return np.array(reasons != "stop", np.int64)
+    return np.array([of_reason(reason).cut for reason in reasons], np.int64)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from eagle3_data.lengths.views import wording
+from eagle3_data.outcome import FINISH_REASONS
 
 MEASURE_TITLES: Final = {
     "prompt": "Prompt tokens",
@@ -72,9 +73,7 @@ def overview(values: Mapping[str, Any]) -> Table:
         "prompt tokens": lambda s: wording.tokens(s["tokens"]["prompt"]),
         "completion tokens": lambda s: wording.tokens(s["tokens"]["completion"]),
         "**truncated**": hits("truncated"),
-        "finish_reason stop": hits("finish_reasons", "stop"),
-        "finish_reason length_cap": hits("finish_reasons", "length_cap"),
-        "finish_reason length_context": hits("finish_reasons", "length_context"),
+        **{f"finish_reason {reason}": hits("finish_reasons", reason) for reason in FINISH_REASONS},
         "rows with thinking": hits("thinking"),
         "thinking cut off": hits("thinking", "unfinished"),
         "rows with tool calls": hits("tool_calls"),

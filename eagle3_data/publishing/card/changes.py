@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from eagle3_data.errors import DataError
+from eagle3_data.outcome import reasons
 from eagle3_data.publishing.card.facts import caps
 
 Opener = Callable[[], AbstractContextManager[Any]]
@@ -61,7 +62,7 @@ def index_rows(files: Iterable[Opener]) -> RowIndex:
                 frame = pa.Table.from_batches([batch]).to_pandas()
                 keys.append(_hash(frame[_KEY]))
                 answers.append(_hash(frame[_ANSWER]))
-                finished.append((frame["finish_reason"] == "stop").to_numpy(bool))
+                finished.append(frame["finish_reason"].isin(reasons("finished")).to_numpy(bool))
                 tokens.append(frame["completion_tokens"].to_numpy(np.int32))
     if not keys:
         nothing = np.zeros(0, np.uint64)

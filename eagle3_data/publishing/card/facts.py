@@ -20,9 +20,10 @@ from datasets.utils.metadata import MetadataConfigs
 from huggingface_hub import CardData, DatasetCardData
 
 from eagle3_data.errors import DataError
+from eagle3_data.outcome import FINISH_REASONS, reasons
 from eagle3_data.publishing.card.licenses import hub_licenses
 from eagle3_data.run_folder import RunFolder
-from eagle3_data.schema import FINISH_REASONS, RECORD_FEATURES, arrow_schema, clean_messages
+from eagle3_data.schema import RECORD_FEATURES, arrow_schema, clean_messages
 
 SPLITS: Final = ("train", "validation")
 DEFAULT_CONFIG: Final = "default"
@@ -67,7 +68,7 @@ class SplitFacts:
     @property
     def truncated(self) -> int:
         """Rows that a cap or the context cut."""
-        return self.rows - self.finish_reasons["stop"]
+        return sum(self.finish_reasons[reason] for reason in reasons("cut"))
 
     def __add__(self, other: "SplitFacts") -> "SplitFacts":
         total = SplitFacts()
@@ -251,7 +252,7 @@ def typical_record(run: RunFolder, source: str, among: int = 200) -> dict[str, A
     if table is None:
         return None
     tokens = np.asarray(table["completion_tokens"])
-    finished = np.flatnonzero(np.asarray(table["finish_reason"].to_pylist()) == "stop")
+    finished = np.flatnonzero(np.isin(table["finish_reason"].to_pylist(), reasons("finished")))
     order = finished[np.argsort(tokens[finished], kind="stable")]
     row: dict[str, Any] = table.slice(int(order[len(order) // 2]) if order.size else 0, 1).to_pylist()[0]
     return row

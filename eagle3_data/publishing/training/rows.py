@@ -10,11 +10,11 @@ from typing import Any, Final, Literal, TypeVar
 
 import datasets
 import numpy as np
-import pyarrow as pa
 from datasets import Features, Value
 from numpy.typing import NDArray
 
 from eagle3_data.errors import UsageError
+from eagle3_data.outcome import reasons
 
 Overflow = Literal["truncate", "drop"]
 Rows = TypeVar("Rows", datasets.Dataset, datasets.IterableDataset, datasets.DatasetDict, datasets.IterableDatasetDict)
@@ -163,7 +163,7 @@ def _kept_rows(
             min_loss_tokens,
         )
         if truncated == "drop":
-            kept &= np.asarray(pa.compute.equal(table["finish_reason"], "stop"))
+            kept &= np.isin(table["finish_reason"].to_pylist(), reasons("finished"))
         flags.append(kept)
     whole = np.concatenate(flags) if flags else np.zeros(0, np.bool_)
     return None if whole.all() else np.flatnonzero(whole)
@@ -182,7 +182,7 @@ def _stream(
         prompt_tokens, completion_tokens = (np.array([len(ids) for ids in part], int) for part in (prompts, outputs))
         kept = fits(prompt_tokens, completion_tokens, max_length, overflow, min_loss_tokens)
         if truncated == "drop":
-            kept &= np.array([reason == "stop" for reason in batch["finish_reason"]], bool)
+            kept &= np.isin(batch["finish_reason"], reasons("finished"))
         rows = np.flatnonzero(kept).tolist()
         pairs = [join(prompts[row], outputs[row], max_length) for row in rows]
         return {

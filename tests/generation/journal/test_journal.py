@@ -11,23 +11,24 @@ import pytest
 
 from eagle3_data.errors import DiskFull, IdentityError, MachineError, RunLocked
 from eagle3_data.generation.journal import index as journal_index
-from eagle3_data.generation.journal.entry import Entry, Head, State, prompt_crc, row_key
+from eagle3_data.generation.journal.entry import Entry, Head, prompt_crc, row_key
 from eagle3_data.generation.journal.index import JournalIndex, keys_of, rows_of
 from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.generation.journal.segments import scan_file
+from eagle3_data.outcome import Outcome
 
 IDENTITY = {"target": {"model": "m", "stop": (1, 2)}, "sampling": {"temperature": 0.0}}
 PROMPT = np.arange(5, dtype=np.int32)
 
 
-def entry(number: int, tokens: int = 9, state: State = State.STOP, **changes: Any) -> Entry:
+def entry(number: int, tokens: int = 9, outcome: Outcome = Outcome.STOP, **changes: Any) -> Entry:
     values: dict[str, Any] = {
         "budget": 100,
         "rounds": 1,
         "stop_token_id": 2,
         "output_ids": np.arange(number, number + tokens, dtype=np.int32),
     }
-    return Entry(f"B1-{number:024x}", state, 5, prompt_crc(PROMPT), **{**values, **changes})
+    return Entry(f"B1-{number:024x}", outcome, 5, prompt_crc(PROMPT), **{**values, **changes})
 
 
 def fill(path: Path, count: int) -> None:
@@ -59,8 +60,8 @@ def test_ids_of_every_width_come_back(tmp_path: Path, top: int) -> None:
 
 
 def test_failures_and_skips_come_back(tmp_path: Path) -> None:
-    failed = Entry("B1-x", State.FAILED, 5, 1, reason="http_400", message="zu lang “ü”", http_status=400, attempts=3)
-    skipped = Entry("B1-y", State.SKIPPED, 9000, 2, budget=8185, reason="context")
+    failed = Entry("B1-x", Outcome.FAILED, 5, 1, reason="http_400", message="zu lang “ü”", http_status=400, attempts=3)
+    skipped = Entry("B1-y", Outcome.SKIPPED, 9000, 2, budget=8185, reason="context")
     with Journal(tmp_path, IDENTITY) as journal:
         journal.append(failed)
         journal.append(skipped)
@@ -72,18 +73,18 @@ def test_failures_and_skips_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "stands"),
     [
-        ([State.FAILED, State.STOP], 1),
-        ([State.STOP, State.FAILED], 0),  # an answer is never lost to a later failure
-        ([State.FAILED, State.FAILED], 1),
-        ([State.SKIPPED, State.FAILED], 1),
-        ([State.STOP, State.STOP], 0),  # two shards of another count asked twice: the first stands, always
+        ([Outcome.FAILED, Outcome.STOP], 1),
+        ([Outcome.STOP, Outcome.FAILED], 0),  # an answer is never lost to a later failure
+        ([Outcome.FAILED, Outcome.FAILED], 1),
+        ([Outcome.SKIPPED, Outcome.FAILED], 1),
+        ([Outcome.STOP, Outcome.STOP], 0),  # two shards of another count asked twice: the first stands, always
     ],
 )
 @pytest.mark.parametrize("reopened", [False, True])
-def test_which_outcome_stands(tmp_path: Path, written: list[State], stands: int, reopened: bool) -> None:
+def test_which_outcome_stands(tmp_path: Path, written: list[Outcome], stands: int, reopened: bool) -> None:
     with Journal(tmp_path, IDENTITY) as journal:
         for number, state in enumerate(written):
-            journal.append(entry(7, state=state, attempts=number, budget=100 + number))
+            journal.append(entry(7, outcome=state, attempts=number, budget=100 + number))
         if not reopened:
             found = journal.get(entry(7).sample_id)
     if reopened:
@@ -95,15 +96,15 @@ def test_which_outcome_stands(tmp_path: Path, written: list[State], stands: int,
 
 def test_a_longer_round_stands(tmp_path: Path) -> None:
     with Journal(tmp_path, IDENTITY) as journal:
-        journal.append(entry(1, state=State.LENGTH_CAP))
+        journal.append(entry(1, outcome=Outcome.LENGTH_CAP))
         journal.append(entry(1, 20, rounds=2, budget=200))
-        journal.append(entry(2, state=State.LENGTH_CAP))
-        journal.append(entry(2, state=State.LENGTH_CONTEXT))
+        journal.append(entry(2, outcome=Outcome.LENGTH_CAP))
+        journal.append(entry(2, outcome=Outcome.LENGTH_CONTEXT))
     with Journal(tmp_path, readonly=True) as journal:
         first, second = journal.get(entry(1).sample_id), journal.get(entry(2).sample_id)
     assert first is not None and second is not None
     assert (first.rounds, len(first.output_ids)) == (2, 20)
-    assert second.state is State.LENGTH_CONTEXT
+    assert second.outcome is Outcome.LENGTH_CONTEXT
 
 
 @pytest.mark.parametrize("lost_index", [True, False])
@@ -252,7 +253,9 @@ def test_of_several_outcomes_the_right_one_counts(way: str, monkeypatch: pytest.
         head = Head(key, number, 1, 2, 3, 0, rounds, state)
         heads.append(head)
         rank = (
-            (rounds, state == State.LENGTH_CONTEXT, -number) if state <= State.LENGTH_CONTEXT else (0, False, number)
+            (rounds, state == Outcome.LENGTH_CONTEXT, -number)
+            if state <= Outcome.LENGTH_CONTEXT
+            else (0, False, number)
         )
         if key not in best or rank > best[key][0]:
             best[key] = rank, head
