@@ -4,6 +4,7 @@ import pytest
 
 from eagle3_data.errors import EngineError
 from eagle3_data.generation.budget import ContextLimits, truncation
+from eagle3_data.outcome import Outcome
 
 CONTEXT = 8192
 
@@ -53,5 +54,5 @@ def test_a_server_without_room_is_refused() -> None:
 
 
 def test_what_cut_an_answer() -> None:
-    assert truncation(100, 100) == "length_cap"
-    assert truncation(99, 100) == "length_context"
+    assert truncation(100, 100) is Outcome.LENGTH_CAP
+    assert truncation(99, 100) is Outcome.LENGTH_CONTEXT
