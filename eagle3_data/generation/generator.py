@@ -283,12 +283,12 @@ class Generator:
                 entry.message = f"{message} {limits.longest_prompt}"
                 return entry, None
             return dataclasses.replace(before, outcome=Outcome.LENGTH_CONTEXT), home
-        answer, endpoint = await connection.asker.ask(asked, budget, home)
+        answer, server = await connection.client.ask(asked, budget, home)
         outcome = Outcome.STOP if answer.stopped else truncation(sent + budget, cap)
         output = np.concatenate([before.output_ids, answer.output_ids]) if before else answer.output_ids
         rounds = before.rounds + 1 if before else 1
         stop = answer.stop_token_id
-        return Entry(sample_id, outcome, len(ids), crc, sent + budget, rounds, stop, output), endpoint
+        return Entry(sample_id, outcome, len(ids), crc, sent + budget, rounds, stop, output), server
 
     def _keep(self, entry: Entry, known_bad: bool = False) -> Entry:
         self.journal.append(entry)
