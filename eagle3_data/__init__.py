@@ -74,6 +74,13 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
+def _tell_datasets() -> None:
+    from eagle3_data.source_names import MODULES, tell_datasets
+
+    for name, module in MODULES.items():
+        tell_datasets(name, module)
+
+
 class _SourcesAfterDatasets(MetaPathFinder):
     """Registers the sources as soon as `datasets` is imported, which takes most of a second, and not before."""
 
@@ -89,13 +96,13 @@ class _SourcesAfterDatasets(MetaPathFinder):
 
             def execute_and_register(module: ModuleType) -> None:
                 execute(module)
-                importlib.import_module("eagle3_data.sources")
+                _tell_datasets()
 
             spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
 
 
 if "datasets" in sys.modules:
-    importlib.import_module("eagle3_data.sources")
+    _tell_datasets()
 else:
     sys.meta_path.insert(0, _SourcesAfterDatasets())

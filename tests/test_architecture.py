@@ -10,7 +10,17 @@ import eagle3_data
 
 PACKAGE = Path(eagle3_data.__file__).parent
 LAYERS = ["sources", "target", "engine", "generation", "check", "lengths", "publishing"]
-FOUNDATIONS = {"schema", "errors", "outcome", "run_folder", "loops", "foreign_text", "validation", "sampling"}
+FOUNDATIONS = {
+    "schema",
+    "errors",
+    "outcome",
+    "run_folder",
+    "loops",
+    "foreign_text",
+    "validation",
+    "sampling",
+    "source_names",
+}
 ENTRY_POINTS = {"recipe", "pipeline", "cli", "progress", "__main__"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -45,3 +45,9 @@ def test_python_dash_m() -> None:
 def test_another_system_is_told_in_one_sentence() -> None:
     ran = python("import sys; sys.platform = 'win32'; import eagle3_data")
     assert ran.returncode == 1 and "Linux and macOS" in ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("module", ["schema", "sources", "target", "generation", "lengths", "publishing", "pipeline"])
+def test_any_module_may_be_imported_first(module: str) -> None:
+    ran = python(f"import eagle3_data.{module}")
+    assert ran.returncode == 0, ran.stderr

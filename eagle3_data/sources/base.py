@@ -9,18 +9,17 @@ The module must import under datasets 3.6, where each source file is also a load
 
 import abc
 import difflib
-import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 import datasets
 
 from eagle3_data.errors import SourceError
 from eagle3_data.schema import PROMPT_FEATURES, content_hash
+from eagle3_data.source_names import code_hash
 from eagle3_data.sources.dialogue import STRUCTURAL, TURN_POLICIES, Dialogue, Prompt, Reject, prompts
 from eagle3_data.sources.reading import BadRow, Column, Wanted, fault, read_rows, suffix_of
 from eagle3_data.sources.upstream import SourceFile, file_revision, hub_files, pinned_files
@@ -126,16 +125,6 @@ def _matches(label: str, wanted: Any) -> bool:
     items = [wanted] if isinstance(wanted, str) else wanted
     parts = (label, *label.split(":"))
     return any(fnmatchcase(part, item) for item in items for part in parts)
-
-
-@functools.cache
-def code_hash() -> str:
-    """Return a hash over the code that prompts depend on, so that caches change when it does."""
-    digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for path in sorted([*here.glob("*.py"), here.parent / "schema.py"]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
 
 
 class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]

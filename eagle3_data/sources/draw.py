@@ -23,7 +23,7 @@ import numpy as np
 from eagle3_data.errors import SourceError
 from eagle3_data.run_folder import machine_errors
 from eagle3_data.schema import PROMPT_FEATURES
-from eagle3_data.sources.base import code_hash
+from eagle3_data.source_names import code_hash
 from eagle3_data.sources.index import HASH, Hashes, hashes_of_ids, sorted_hashes
 from eagle3_data.sources.passes import Progress, Work, make_draw
 from eagle3_data.sources.registry import builder

@@ -9,11 +9,9 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Final
 
-from datasets import packaged_modules
-
 from eagle3_data.errors import SourceError
-from eagle3_data.sources import b1_glaive, b4_mixturethoughts, b5_openthoughts, b8_sweagent, chat
-from eagle3_data.sources.base import SourceBuilder, SourceInfo, code_hash, nearest
+from eagle3_data.source_names import MODULES, tell_datasets
+from eagle3_data.sources.base import SourceBuilder, SourceInfo, nearest
 
 ENTRY_POINTS: Final = "eagle3_data.sources"
 _MODULES: Final[dict[str, ModuleType]] = {}
@@ -36,10 +34,7 @@ def register(module: ModuleType | str) -> SourceInfo:
         raise SourceError(f"{info.name}: this name belongs to {_MODULES[info.name].__name__}")
     _MODULES[info.name] = module
     SOURCES[info.name] = info
-    # A private table, so its absence is no error: load_source does not need it.
-    table = getattr(packaged_modules, "_PACKAGED_DATASETS_MODULES", None)
-    if isinstance(table, dict):
-        table[info.name] = (module.__name__, code_hash())
+    tell_datasets(info.name, module.__name__)
     return info
 
 
@@ -82,5 +77,5 @@ def builder(name: str) -> Any:
     return builder_of(_MODULES[name])
 
 
-for _module in (b1_glaive, b4_mixturethoughts, b5_openthoughts, b8_sweagent, chat):
+for _module in MODULES.values():
     register(_module)
