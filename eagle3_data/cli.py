@@ -217,9 +217,22 @@ def _export(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
     report = pipeline.export(
-        options.dataset, to=options.to, output=options.output, max_length=options.max_length, overflow=options.overflow
+        options.dataset,
+        to=options.to,
+        output=options.output,
+        max_length=options.max_length,
+        overflow=options.overflow,
+        min_loss_tokens=options.min_loss_tokens,
+        per=options.per,
+        drop=options.drop,
+        split=None if options.split == "all" else options.split,
+        sources=options.source or None,
+        mix=dict(options.mix),
+        shuffle=options.shuffle,
+        format=options.format,
+        shards=options.shards,
     )
-    print(report.to_text())
+    _print(report.to_dict(), report.to_text, options)
     return 0
 
 
@@ -264,6 +277,18 @@ def _shard(text: str) -> tuple[int, int]:
     if not 0 <= shard[0] < shard[1]:
         raise argparse.ArgumentTypeError(f"{text!r}: shards are 0/N to N-1/N")
     return shard
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _weight(text: str) -> tuple[str, float]:
+    name, _, weight = text.rpartition("=")
+    try:
+        return name, float(weight)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: write SOURCE=WEIGHT, as in B1_glaive=0.5") from None
 
 
 def _positive(text: str) -> int:
@@ -357,14 +382,32 @@ def _parser() -> argparse.ArgumentParser:
         ("--allow-failed", "publish although rows failed; the card says how many"),
     ):
         sub.add_argument(flag, action="store_true", help=text)
-    sub = add("export", _export, "rows that trainers read: input_ids (prompt + output) and loss_mask", json_flag=False)
+    sub = add("export", _export, "rows that trainers read: input_ids (prompt + output) and loss_mask")
     sub.add_argument("dataset", metavar="DATASET")
-    sub.add_argument("--to", choices=("specforge", "speculators"), required=True)
+    sub.add_argument("--to", choices=("specforge", "speculators", "plain"), required=True)
     sub.add_argument("-o", "--output", metavar="F", required=True)
     sub.add_argument("--max-length", type=_positive, help="longest row in tokens (default: whole rows)")
     sub.add_argument(
         "--overflow", choices=("truncate", "drop"), default="truncate", help="what happens to longer rows"
     )
+    sub.add_argument(
+        "--min-loss-tokens", type=_positive, default=1, metavar="N", help="least output tokens of a row (default: 1)"
+    )
+    sub.add_argument(
+        "--per",
+        choices=("turn", "dialogue"),
+        default="turn",
+        help="dialogue joins turns whose ids continue one another",
+    )
+    sub.add_argument("--drop", type=_names, default=(), metavar="A,B", help="leave out: loop, cut, cap, context")
+    sub.add_argument("--split", choices=("train", "validation", "all"), default="train")
+    sub.add_argument("--source", action="append", metavar="NAME", help="only this source; may be repeated")
+    sub.add_argument(
+        "--mix", nargs="+", type=_weight, default=(), metavar="SOURCE=W", help="rows of a source W times: 0.5, or 2"
+    )
+    sub.add_argument("--shuffle", type=int, metavar="SEED", help="write the rows in a random order")
+    sub.add_argument("--format", choices=("jsonl", "parquet", "arrow"), help="default: by the ending of F")
+    sub.add_argument("--shards", type=_positive, default=1, metavar="N", help="write N files")
     sub = add("serve", _serve, "the embedded engine, speaking SGLang's /generate on loopback", json_flag=False)
     sub.add_argument("model", nargs="?", default="smollm2-135m", metavar="MODEL.gguf")
     sub.add_argument("--host", default="127.0.0.1")

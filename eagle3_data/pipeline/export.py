@@ -3,20 +3,13 @@
 Goes in: a run folder, Parquet files or a Hub data set. Comes out: the file and the report of what was written.
 """
 
-from typing import Literal
+from typing import Any
 
 from eagle3_data import publishing
 from eagle3_data.pipeline.existing import run_folder_of
 from eagle3_data.publishing import ExportReport
 
 
-def export(
-    dataset: str,
-    *,
-    to: Literal["specforge", "speculators"],
-    output: str,
-    max_length: int | None = None,
-    overflow: Literal["truncate", "drop"] = "truncate",
-) -> ExportReport:
-    """Write the rows that a trainer reads; see `publishing.export`."""
-    return publishing.export(run_folder_of(dataset) or dataset, to, output, max_length=max_length, overflow=overflow)
+def export(dataset: str, *, to: str, output: str, **options: Any) -> ExportReport:
+    """Write the rows that a trainer reads; the options are those of `publishing.export`."""
+    return publishing.export(run_folder_of(dataset) or dataset, to, output, **options)  # type: ignore[arg-type]

@@ -6,22 +6,26 @@ the columns asked for and what is known about the target.
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eagle3_data.errors import DataError, UsageError
+from eagle3_data.publishing.card.facts import SPLITS
 from eagle3_data.publishing.hub.repository import Repository, parse_repo
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.schema import RECORD_FEATURES, arrow_schema
 
 Data: TypeAlias = datasets.Dataset | datasets.IterableDataset | RunFolder | Path | str
 BATCH_ROWS: Final = 1_000
+Item = TypeVar("Item")
 _OPEN = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
@@ -32,12 +36,14 @@ class Records:
     Attributes:
         name: what messages call them.
         tables: columns -> tables of at most BATCH_ROWS rows, in order.
+        left_out: rows of splits that are there and were not asked for, by split.
         identity: identity of the run that made them ({} when nothing is known).
         profile: token profile of the target ({} when nothing is known).
     """
 
     name: str
     tables: Callable[[Sequence[str]], Iterator[pa.Table]]
+    left_out: Mapping[str, int] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     profile: Mapping[str, Any] = field(default_factory=dict)
 
@@ -61,19 +67,16 @@ def open_records(data: Data, *, split: str | None = "train", sources: Sequence[s
         HubError: the Hub refused.
     """
     if isinstance(data, datasets.Dataset | datasets.IterableDataset):
-        return Records("the data set", lambda columns: _of_dataset(data, columns, sources))
+        return Records("the data set", lambda columns: dataset_tables(data, columns, sources))
     run: RunFolder = data if isinstance(data, RunFolder) else RunFolder(data)
     if run.manifest_path.is_file() or (run.path / "records").is_dir():
         manifest = run.read_manifest()
-        files = {path.relative_to(run.path).as_posix(): path for path in run.path.glob("records/*/*.parquet")}
-        chosen = _choose(str(run.path), files, split, sources)
-        found = [_local(files[name]) for name in chosen]
-        return _of_files(str(run.path), chosen, found, manifest.get("identity"), manifest.get("profile"))
+        files = {path.relative_to(run.path).as_posix(): _local(path) for path in run.path.glob("records/*/*.parquet")}
+        return _of_files(str(run.path), files, split, sources, manifest.get("identity"), manifest.get("profile"))
     if run.path.exists():
         paths = [run.path] if run.path.is_file() else sorted(run.path.rglob("*.parquet"))
-        local = {(path.name if path == run.path else path.relative_to(run.path).as_posix()): path for path in paths}
-        chosen = _choose(str(run.path), local, split, sources)
-        return _of_files(str(run.path), chosen, [_local(local[name]) for name in chosen])
+        names = {path.name if path == run.path else path.relative_to(run.path).as_posix(): path for path in paths}
+        return _of_files(str(run.path), {name: _local(path) for name, path in names.items()}, split, sources)
     name = str(data)
     local_name = isinstance(data, Path) or name.startswith((".", "/", "~")) or name.count("/") != 1
     if local_name and not name.startswith("hf://"):
@@ -87,10 +90,11 @@ def _of_hub(name: str, split: str | None, sources: Sequence[str] | None) -> Reco
     if revision is None:
         revision = (["main"] + [f"v{version}" for version in repository.versions()])[-1]
     manifest = repository.manifest(revision)
-    files = {path: path for path in repository.files(revision) if path.endswith(".parquet")}
-    chosen = _choose(name, files, split, sources)
-    opened: list[_OPEN] = [_remote(repository, path, revision) for path in chosen]
-    return _of_files(name, chosen, opened, manifest.get("identity"), manifest.get("profile"))
+    paths = [path for path in repository.files(revision) if path.endswith(".parquet")]
+    # training rows lie beside the records of a version, under another name
+    records = [path for path in paths if path.startswith("records/")] or paths
+    files = {path: _remote(repository, path, revision) for path in records}
+    return _of_files(name, files, split, sources, manifest.get("identity"), manifest.get("profile"))
 
 
 def _remote(repository: Repository, path: str, revision: str) -> _OPEN:
@@ -101,41 +105,53 @@ def _local(path: Path) -> _OPEN:
     return lambda: path.open("rb")
 
 
-def _choose(name: str, files: Mapping[str, Any], split: str | None, sources: Sequence[str] | None) -> list[str]:
+def _choose(name: str, files: Mapping[str, Any], sources: Sequence[str] | None) -> list[str]:
     if not files:
         raise UsageError(f"{name}: no record files (Parquet) in it")
     there = sorted({Path(path).parent.name for path in files})
     if unknown := [source for source in sources or () if source not in there]:
         raise UsageError(f"{name}: no source {unknown[0]!r}; it has {', '.join(filter(None, there)) or 'none'}")
-    chosen = [path for path in sorted(files) if sources is None or Path(path).parent.name in sources]
-    if split is not None:
-        named = [path for path in chosen if Path(path).name.startswith(("train-", "validation-"))]
-        chosen = [path for path in chosen if path not in named or Path(path).name.startswith(f"{split}-")]
-    if not chosen:
-        raise UsageError(f"{name}: no records in split {split!r}")
-    return chosen
+    return [path for path in sorted(files) if sources is None or Path(path).parent.name in sources]
+
+
+def _split_of(path: str) -> str:
+    """Return the split that a file is named after, "" where it is named after none."""
+    return next((split for split in SPLITS if Path(path).name.startswith(f"{split}-")), "")
 
 
 def _of_files(
     name: str,
-    names: Sequence[str],
-    files: Sequence[_OPEN],
+    files: Mapping[str, _OPEN],
+    split: str | None,
+    sources: Sequence[str] | None,
     identity: Mapping[str, Any] | None = None,
     profile: Mapping[str, Any] | None = None,
 ) -> Records:
+    of_sources = _choose(name, files, sources)
+    chosen = [path for path in of_sources if split is None or _split_of(path) in ("", split)]
+    if not chosen:
+        raise UsageError(f"{name}: no records in split {split!r}")
+    left_out: dict[str, int] = {}
+    for path in of_sources:
+        if path not in chosen:
+            with _damage(f"{name}: {path}"), files[path]() as handle:
+                left_out[_split_of(path)] = left_out.get(_split_of(path), 0) + pq.read_metadata(handle).num_rows
+
     def tables(columns: Sequence[str]) -> Iterator[pa.Table]:
-        for path, opener in zip(names, files, strict=True):
-            with _damage(f"{name}: {path}" if path not in name else name), opener() as handle:
+        for path in chosen:
+            with _damage(f"{name}: {path}" if path not in name else name), files[path]() as handle:
                 file = pq.ParquetFile(handle, pre_buffer=False)
                 _check_columns(path, file.schema_arrow, columns)
-                for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)):
-                    yield pa.Table.from_batches([batch]).select(list(columns))
+                for group in range(file.num_row_groups):
+                    # never rows of two groups in one batch: groups are small where rows are long
+                    for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=list(columns)):
+                        yield pa.Table.from_batches([batch]).select(list(columns))
 
     if identity is None:
-        with _damage(f"{name}: {names[0]}"), files[0]() as handle:
+        with _damage(f"{name}: {chosen[0]}"), files[chosen[0]]() as handle:
             stored = (pq.read_metadata(handle).metadata or {}).get(b"eagle3_data")
         identity = json.loads(stored) if stored else {}
-    return Records(name, tables, identity or {}, profile or {})
+    return Records(name, tables, left_out, identity or {}, profile or {})
 
 
 @contextlib.contextmanager
@@ -155,16 +171,65 @@ def _check_columns(name: str, schema: pa.Schema, columns: Sequence[str]) -> None
             raise DataError(f"{name}: column {column!r} holds {schema.field(column).type}, not a record's")
 
 
-def _of_dataset(
-    data: datasets.Dataset | datasets.IterableDataset, columns: Sequence[str], sources: Sequence[str] | None
+def dataset_tables(
+    data: datasets.Dataset | datasets.IterableDataset,
+    columns: Sequence[str],
+    sources: Sequence[str] | None = None,
+    rows: int = BATCH_ROWS,
 ) -> Iterator[pa.Table]:
+    """Yield the columns of a data set of records, `rows` at a time, in order.
+
+    Raises:
+        DataError: a column is missing.
+    """
     names = data.column_names
     if names is not None and (missing := [column for column in columns if column not in names]):
         raise DataError(f"the data set has no column {missing[0]!r}, so these are no records of eagle3-data")
     wanted = list(dict.fromkeys([*columns, *(["source"] if sources is not None else [])]))
-    schema = pa.schema([arrow_schema(RECORD_FEATURES).field(column) for column in wanted])
-    for batch in data.select_columns(wanted).with_format("arrow").iter(BATCH_ROWS):
-        table = batch.select(wanted).replace_schema_metadata(None).cast(schema)
+    known = arrow_schema(RECORD_FEATURES)
+    for batch in data.select_columns(wanted).with_format("arrow").iter(rows):
+        # of other columns the type is the data set's own
+        fields = [known.field(name) if name in known.names else batch.schema.field(name) for name in wanted]
+        table = batch.select(wanted).replace_schema_metadata(None).cast(pa.schema(fields))
         if sources is not None:
             table = table.filter(pa.compute.is_in(table["source"], pa.array(list(sources))))
         yield table.select(list(columns))
+
+
+def read_ahead(items: Iterable[Item], ahead: int = 4) -> Iterator[Item]:
+    """Make a few items ahead in a thread: decoding, working on rows and writing each have a core where there is one.
+
+    Raises:
+        Whatever `items` raises.
+    """
+    waiting: queue.Queue[tuple[bool, Any]] = queue.Queue(ahead)
+    stop = threading.Event()
+
+    def put(more: bool, item: Any) -> bool:
+        while not stop.is_set():
+            with contextlib.suppress(queue.Full):
+                waiting.put((more, item), timeout=0.1)
+                return True
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put(True, item):
+                    return
+            put(False, None)
+        except BaseException as error:
+            put(False, error)
+
+    thread = threading.Thread(target=work, name="read-ahead", daemon=True)
+    thread.start()
+    try:
+        more, item = waiting.get()
+        while more:
+            yield item
+            more, item = waiting.get()
+        if item is not None:
+            raise item
+    finally:
+        stop.set()
+        thread.join()

@@ -30,7 +30,7 @@ from support.run_folders import SOURCES, make_run  # noqa: E402
 
 from eagle3_data.publishing.reading import open_records  # noqa: E402
 from eagle3_data.publishing.training.exports import export  # noqa: E402
-from eagle3_data.publishing.training.rows import to_training  # noqa: E402
+from eagle3_data.publishing.training.views import to_training  # noqa: E402
 from eagle3_data.publishing.training.vocabulary import count_tokens  # noqa: E402
 from eagle3_data.run_folder import RunFolder  # noqa: E402
 from eagle3_data.schema import RECORD_FEATURES, arrow_schema  # noqa: E402

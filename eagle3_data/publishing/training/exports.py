@@ -1,30 +1,42 @@
-"""Write training rows for SpecForge and speculators: JSON lines of `input_ids` (prompt + output) and `loss_mask`.
+"""`export`: training rows in files, for SpecForge, speculators, or anything that reads `input_ids` and `loss_mask`.
 
-Goes in: records from anywhere. Comes out: one file that both trainers pass through without rendering or tokenising
+Goes in: records from anywhere. Comes out: files that the trainers pass through without rendering or tokenising
 (SpecForge: `data.prompts_path`, module specforge.data.prompt_builder; speculators: `prepare-data --data`), and a
-report that counts every row.
+report that says, source by source, what became of every record.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-import numpy as np
-import orjson
-import pyarrow as pa
-
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.publishing.reading import Data, open_records
-from eagle3_data.publishing.training.rows import Overflow, check_options, fits, join
-from eagle3_data.run_folder import atomic_file
+from eagle3_data.publishing.reading import Data, open_records, read_ahead
+from eagle3_data.publishing.training.rows import (
+    RECORD_COLUMNS,
+    TRAINING_SCHEMA,
+    Overflow,
+    Per,
+    RowOptions,
+    SourceTally,
+    training_tables,
+)
+from eagle3_data.publishing.training.shuffling import shuffled
+from eagle3_data.publishing.training.writers import ENDINGS, Format, write_rows
 
-Trainer = Literal["specforge", "speculators"]
+Trainer = Literal["specforge", "speculators", "plain"]
 
-_COLUMNS: Final = ("sample_id", "source", "input_ids", "output_ids", "prompt_tokens", "completion_tokens")
+# What each trainer reads: SpecForge 0.2 and speculators' prepare-data take JSON lines only.
+FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
+    "specforge": ("jsonl",),
+    "speculators": ("jsonl",),
+    "plain": get_args(Format),
+}
 _NEXT: Final = {
     "specforge": "next: in SpecForge, set data.prompts_path to {path} (its longest row has {longest} tokens)",
     "speculators": "next: speculators prepare-data --model MODEL --data {path} --output DIR --seq-length {longest}",
+    "plain": "rows of input_ids (prompt + output) and loss_mask; the longest has {longest} tokens",
 }
 
 
@@ -33,42 +45,61 @@ class ExportReport:
     """What an export wrote.
 
     Attributes:
-        path, trainer: where, and for whom.
-        read, written: rows; `read` is `written` + `dropped`.
-        dropped: rows left out because of max_length or min_loss_tokens.
-        cut: rows written whose end was cut to max_length.
-        tokens, loss_tokens: ids written, and those of them under the loss.
-        longest: tokens of the longest row written.
-        bytes: size of the file.
+        path, files: what was asked for, and the files written.
+        trainer, format: for whom, and how.
+        sources: what became of the records of each source.
+        left_out: records of other splits, which were not asked for, by split.
+        bytes: size of the files.
     """
 
     path: str
+    files: Sequence[str]
     trainer: str
-    read: int
-    written: int
-    dropped: int
-    cut: int
-    tokens: int
-    loss_tokens: int
-    longest: int
-    bytes: int
+    format: str
+    sources: Mapping[str, SourceTally]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    bytes: int = 0
+
+    @property
+    def whole(self) -> SourceTally:
+        """All sources together."""
+        return sum(self.sources.values(), SourceTally())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return asdict(self)
+        return {**asdict(self), "whole": asdict(self.whole)}
 
     def to_text(self) -> str:
-        """Return a few lines for the terminal."""
+        """Return the report for a terminal."""
+        whole = self.whole
+        place = (
+            self.path if len(self.files) == 1 or self.format == "arrow" else f"{self.path} ({len(self.files)} shards)"
+        )
         lines = [
-            f"{self.path}: {self.written:,} of {self.read:,} rows, {self.tokens:,} tokens ({self.loss_tokens:,} under "
-            f"the loss), longest row {self.longest:,} tokens, {self.bytes / 1e6:,.1f} MB"
+            f"{place}: {_count(whole.written, 'row')} of {_count(whole.read, 'record')}, {whole.tokens:,} tokens "
+            f"({whole.loss_tokens:,} under the loss), longest row {whole.longest:,} tokens, {self.bytes / 1e6:,.1f} MB"
         ]
-        if self.cut:
-            lines.append(f"  {self.cut:,} rows were cut at their end")
-        if self.dropped:
-            lines.append(f"  {self.dropped:,} rows were left out: too long, or no output within the length")
-        lines.append("  " + _NEXT[self.trainer].format(path=self.path, longest=self.longest))
+        width = max(map(len, self.sources))
+        lines += [f"  {name:<{width}}  {_of_source(tally)}" for name, tally in self.sources.items()]
+        for split, rows in self.left_out.items():
+            lines.append(f"  {_count(rows, 'record')} of the {split} split left out (--split {split}, or --split all)")
+        lines.append(f"  {_NEXT[self.trainer].format(path=shlex.quote(self.files[0]), longest=whole.longest)}")
         return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _of_source(tally: SourceTally) -> str:
+    parts = [f"{_count(tally.written, 'row')} of {_count(tally.read, 'record')}, {tally.loss_tokens:,} loss tokens"]
+    if tally.joined:
+        parts.append(f"{_count(tally.joined, 'turn')} joined to earlier ones, which saved {tally.saved:,} tokens")
+    if tally.cut:
+        lost = f", {tally.ends_lost:,} of them lost their end token" if tally.ends_lost else ""
+        parts.append(f"{tally.cut:,} cut to the length ({tally.cut / max(1, tally.written):.1%}{lost})")
+    parts += [f"{rows:,} left out: {reason}" for reason, rows in tally.dropped.items()]
+    return "; ".join(parts)
 
 
 def export(
@@ -79,70 +110,76 @@ def export(
     max_length: int | None = None,
     overflow: Overflow = "truncate",
     min_loss_tokens: int = 1,
+    per: Per = "turn",
+    drop: Sequence[str] = (),
     split: str | None = "train",
     sources: Sequence[str] | None = None,
+    mix: Mapping[str, float] | None = None,
+    shuffle: int | None = None,
+    format: Format | None = None,
+    shards: int = 1,
 ) -> ExportReport:
-    """Write training rows as JSON lines, whole or not at all.
+    """Write training rows, whole or not at all.
 
     Args:
         data: a data set, a run folder, Parquet files, or `org/name@v1.0.0`.
-        to: "specforge" or "speculators". Both read the same rows; the report says what to type next.
-        output: the file, ending in .jsonl.
+        to: "specforge" or "speculators", which read the same rows, or "plain"; the report says what to type next.
+        output: the file, ending in .jsonl or .parquet; or a folder for `datasets.load_from_disk`.
         max_length: longest row in tokens; None leaves cutting to the trainer.
         overflow: "truncate" or "drop" longer rows.
         min_loss_tokens: rows with less output within max_length are left out.
+        per: "turn", or "dialogue" to join turns whose ids continue one another.
+        drop: records to leave out, as in `to_training`.
         split: "train", "validation", or None for both.
         sources: only these sources.
+        mix: how often the rows of a source are written: 0.5 for half of them, 2 for twice.
+        shuffle: seed of a random order; None keeps the order of the records, source by source.
+        format: "jsonl", "parquet" or "arrow"; told by the ending of `output` when None.
+        shards: number of files.
 
     Raises:
-        UsageError: an option or `data` is wrong, or the file name does not end in .jsonl.
+        UsageError: an option or `data` is wrong.
         DataError: a record's lengths do not agree with its ids, or no row is left.
-        DiskFull, MachineError: the file cannot be written.
+        DiskFull, MachineError: the files cannot be written.
     """
     path = Path(output)
-    if to not in get_args(Trainer):
-        raise UsageError(f"--to {to}: exports are made for {' and '.join(get_args(Trainer))}")
-    if path.suffix != ".jsonl":
-        raise UsageError(f"{path}: name the file something.jsonl; {to} tells the format by that ending")
-    check_options(max_length, overflow, min_loss_tokens)
+    kind = _format_of(to, path, format)
+    if shards < 1:
+        raise UsageError(f"shards: {shards}; give 1 or more")
+    options = RowOptions(max_length, overflow, min_loss_tokens, per, tuple(drop), dict(mix or {}))
     records = open_records(data, split=split, sources=sources)
-    count = dict.fromkeys(("read", "written", "cut", "tokens", "loss_tokens", "longest"), 0)
-    with atomic_file(path) as file:
-        for table in records.tables(_COLUMNS):
-            file.write(_lines(table, records.name, max_length, overflow, min_loss_tokens, count))
-        if not count["written"]:
-            raise DataError(
-                f"{records.name}: none of its {count['read']:,} rows has output within {max_length} tokens"
-            )
-        size = file.tell()
-    return ExportReport(str(path), to, dropped=count["read"] - count["written"], bytes=size, **count)
+    tallies: dict[str, SourceTally] = {}
+    rows = training_tables(read_ahead(records.tables(RECORD_COLUMNS)), options, tallies, records.name)
+    if shuffle is not None:
+        rows = shuffled(rows, shuffle, path.parent, TRAINING_SCHEMA)
+
+    def checked() -> Any:
+        yield from rows
+        # raised before the files appear, so nothing is left behind
+        if unknown := [name for name in options.mix if name not in tallies]:
+            raise UsageError(f"mix: no source {unknown[0]!r}; there are {', '.join(tallies) or 'none'}")
+        if not sum(tally.written for tally in tallies.values()):
+            read = sum(tally.read for tally in tallies.values())
+            within = f"within {max_length} tokens" if max_length else "left by drop and mix"
+            raise DataError(f"{records.name}: none of its {read:,} records gives a row with output {within}")
+
+    files = write_rows(checked(), path, kind, shards)
+    size = sum(file.stat().st_size for file in files)
+    return ExportReport(str(path), [str(file) for file in files], to, kind, tallies, records.left_out, size)
 
 
-def _lines(
-    table: pa.Table, name: str, max_length: int | None, overflow: str, min_loss_tokens: int, count: dict[str, int]
-) -> bytes:
-    prompts, outputs = (table[column].combine_chunks() for column in ("input_ids", "output_ids"))
-    prompt_tokens = np.asarray(pa.compute.list_value_length(prompts), np.int64)
-    completion_tokens = np.asarray(pa.compute.list_value_length(outputs), np.int64)
-    for column, found in (("prompt_tokens", prompt_tokens), ("completion_tokens", completion_tokens)):
-        wrong = np.flatnonzero(np.asarray(table[column]) != found)
-        if wrong.size:
-            sample_id = table["sample_id"][int(wrong[0])].as_py()
-            raise DataError(
-                f"{name}: {sample_id}: {column} does not agree with its ids; `eagle3-data check` says more"
-            )
-    kept = np.flatnonzero(fits(prompt_tokens, completion_tokens, max_length, overflow, min_loss_tokens))
-    whole = prompt_tokens + completion_tokens
-    count["read"] += table.num_rows
-    count["written"] += len(kept)
-    parts = []
-    names, sources = table["sample_id"].to_pylist(), table["source"].to_pylist()
-    for row in kept.tolist():
-        ids, mask = join(prompts[row].values.to_numpy(), outputs[row].values.to_numpy(), max_length)
-        line = {"id": names[row], "source": sources[row], "input_ids": ids, "loss_mask": mask}
-        parts.append(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
-        count["cut"] += len(ids) < whole[row]
-        count["tokens"] += len(ids)
-        count["loss_tokens"] += int(mask.sum())
-        count["longest"] = max(count["longest"], len(ids))
-    return b"".join(parts)
+def _format_of(to: str, path: Path, asked: str | None) -> Format:
+    if to not in get_args(Trainer):
+        raise UsageError(f"--to {to}: exports are made for {', '.join(get_args(Trainer))}")
+    kind: Format | None = next((kind for kind in get_args(Format) if ENDINGS[kind] == path.suffix), None)
+    if kind is None or (asked is not None and asked != kind):
+        wanted = ENDINGS[asked] if asked in ENDINGS else None
+        if asked is not None and wanted is None:
+            raise UsageError(f"format: {asked!r} is none of {', '.join(ENDINGS)}")
+        how = {".jsonl": "ending in .jsonl", ".parquet": "ending in .parquet", "": "as a folder, without an ending"}
+        raise UsageError(f"{path}: name the output {how[wanted] if wanted is not None else ' or '.join(how.values())}")
+    if kind not in FORMATS[to]:
+        raise UsageError(
+            f"{path}: {to} reads JSON lines only; name the output something.jsonl, or export --to plain for {kind}"
+        )
+    return kind
