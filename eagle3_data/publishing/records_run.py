@@ -1,13 +1,12 @@
-"""Run folders made for publishing: of a data set of records, and of a run without some of its sources.
+"""Records of a data set as a run folder, so that they are published like those of a run.
 
-Goes in: records from `eagle3_data.records` (RECORD_FEATURES), or a run folder. Comes out: a run folder with record
-files, lengths and a manifest, which says what is known.
+Goes in: records from `eagle3_data.records` or `load_version` (RECORD_FEATURES). Comes out: a run folder with record
+files, lengths and a manifest, which says what is known of them.
 """
 
-import importlib.util
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,107 +14,83 @@ import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eagle3_data.errors import DataError, UsageError
-from eagle3_data.run_folder import ROWS_PER_FILE, ROWS_PER_GROUP, RunFolder, write_json, write_parquet
+from eagle3_data.errors import DataError
+from eagle3_data.publishing.card.facts import SPLITS
+from eagle3_data.publishing.merged_manifest import only_sources
+from eagle3_data.publishing.staging import measure
+from eagle3_data.run_folder import ROWS_PER_FILE, ROWS_PER_GROUP, RunFolder, write_parquet
 from eagle3_data.schema import RECORD_FEATURES, arrow_schema
 
 if TYPE_CHECKING:
     from eagle3_data.target import Target
 
 
-def run_of_records(records: datasets.Dataset, folder: Path, *, target: "Target | None" = None) -> RunFolder:
+def run_of_records(
+    splits: Mapping[str, datasets.Dataset],
+    folder: Path,
+    manifest: Mapping[str, Any] | None = None,
+    *,
+    target: "Target | None" = None,
+) -> RunFolder:
     """Write records as a finished run.
 
     Args:
-        records: every column of a record, in order; rows of all sources mixed as they may be.
+        splits: "train" and "validation" -> records with every column, in order; sources mixed as they may be.
         folder: where the run folder is made.
-        target: its identity goes into the manifest.
+        manifest: of the version that the records were loaded from; its identity, recipe and source reports stay.
+        target: its identity goes into the manifest, where there is no other.
 
     Raises:
         DataError: a column is missing or strange, a row carries an error, or there are no rows.
     """
-    missing = [name for name in RECORD_FEATURES if name not in records.column_names]
-    if missing:
-        raise DataError(f"these rows are no records: column {missing[0]} is missing; publish eagle3_data.records(out)")
-    if "error" in records.column_names and any(records["error"]):
-        raise DataError("some rows carry an error; publish eagle3_data.records(out), which leaves them out")
-    if not len(records):
+    if unknown := [name for name in splits if name not in SPLITS]:
+        raise DataError(f"split {unknown[0]!r}: a version has the splits {' and '.join(SPLITS)}")
+    for records in splits.values():
+        missing = [name for name in RECORD_FEATURES if name not in records.column_names]
+        if missing:
+            raise DataError(
+                f"these rows are no records: column {missing[0]} is missing; publish eagle3_data.records(out)"
+            )
+        if "error" in records.column_names and any(records["error"]):
+            raise DataError("some rows carry an error; publish eagle3_data.records(out), which leaves them out")
+    if not sum(map(len, splits.values())):
         raise DataError("there are no records to publish")
     run = RunFolder(folder)
-    counts = _count(records)
-    identity = {"target": target.identity() if target is not None else {}}
+    counts = {split: _count(records) for split, records in splits.items()}
+    names = sorted({name for count in counts.values() for name in count})
+    known = dict(manifest or {})
+    identity = known.get("identity") or {"target": target.identity() if target is not None else {}}
     metadata = {"eagle3_data": json.dumps(identity, sort_keys=True)}
-    schema = arrow_schema(RECORD_FEATURES)
-    for name, rows in counts.items():
-        files = -(-rows // ROWS_PER_FILE)
-        tables = _pieces(_of_source(records, name))
-        for index in range(files):
-            path = run.records_path(name) / f"train-{index:05d}-of-{files:05d}.parquet"
-            write_parquet(path, _take(tables, ROWS_PER_FILE), schema, metadata)
-    run.write_manifest(
-        {
-            "name": "records",
-            "identity": identity,
-            "extent": {"sources": {name: {"source": name} for name in counts}},
-            "stages": {"prepare": True, "generate": True},
-            "recipe": json.dumps({"name": "records", "sources": {name: {} for name in counts}}),
-        }
-    )
-    write_json(run.lengths_path, _measure(run))
+    for split in SPLITS:
+        for name in names:
+            rows = counts.get(split, {}).get(name, 0)
+            if rows or split == "train":
+                _write(run, splits.get(split), name, split, rows, metadata)
+    if known:
+        known = {**only_sources(known, names), "stages": {"prepare": True, "generate": True}}
+        known["selected_from"] = {"version": known.pop("version", ""), "rows": sum(map(len, splits.values()))}
+    else:
+        extent = {"sources": {name: {"source": name} for name in names}}
+        known = {"name": "records", "identity": identity, "extent": extent}
+        known["stages"] = {"prepare": True, "generate": True}
+    run.write_manifest(known)
+    measure(run)
     return run
 
 
-def run_without(run: RunFolder, drop: Sequence[str], folder: Path) -> RunFolder:
-    """Make a run folder of what is left without some sources: links to its files, and lengths and figures of its own.
-
-    Raises:
-        UsageError: the run has no such source, or none is left.
-    """
-    from eagle3_data.lengths import measure_lengths
-
-    names = run.sources()
-    if unknown := [name for name in drop if name not in names]:
-        raise UsageError(f"{run.path}: no source {unknown[0]!r} to drop; it has {', '.join(names) or 'none'}")
-    kept = [name for name in names if name not in drop]
-    if not kept:
-        raise UsageError(f"{run.path}: all of its sources would be dropped; leave one")
-    made = RunFolder(folder)
-    shared = [run.failures_path, run.skipped_path]
-    files = [*run.path.glob("records/*/*.parquet"), *(run.prompts_path(name) for name in kept)]
-    for path in [*(file for file in files if {file.stem, file.parent.name} & {*kept}), *shared]:
-        if path.is_file():
-            link = made.path / path.relative_to(run.path)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path.resolve())
-    manifest = run.read_manifest()
-    made.write_manifest(
-        {
-            **manifest,
-            **{key: _only(manifest[key], kept) for key in ("sources", "generation") if key in manifest},
-            "extent": {"sources": _only(manifest.get("extent", {}).get("sources", {}), kept)},
-        }
-    )
-    report = measure_lengths(made)
-    report.write(made.lengths_path)
-    if run.page_path.is_file():
-        from eagle3_data.lengths.views.page import write_page
-
-        write_page(report, made.page_path, f"Lengths of {run.path.name}")
-    if run.figures_path.is_dir() and importlib.util.find_spec("matplotlib") is not None:
-        from eagle3_data.lengths.views.figures import write_figures
-
-        write_figures(report, made.figures_path)
-    return made
-
-
-def _only(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name in names}
-
-
-def _measure(run: RunFolder) -> Mapping[str, Any]:
-    from eagle3_data.lengths import measure_lengths
-
-    return measure_lengths(run).to_dict()
+def _write(
+    run: RunFolder,
+    records: datasets.Dataset | None,
+    name: str,
+    split: str,
+    rows: int,
+    metadata: Mapping[str, str],
+) -> None:
+    files = max(1, -(-rows // ROWS_PER_FILE))
+    tables = _pieces(_of_source(records, name)) if records is not None else iter(())
+    for index in range(files):
+        path = run.records_path(name) / f"{split}-{index:05d}-of-{files:05d}.parquet"
+        write_parquet(path, _take(tables, ROWS_PER_FILE), arrow_schema(RECORD_FEATURES), metadata)
 
 
 def _tables(records: datasets.Dataset) -> Iterator[pa.Table]:

@@ -25,7 +25,7 @@ RECIPE: Final = "recipe.yaml"
 MANIFEST: Final = "manifest.json"
 CARD: Final = "README.md"
 # What a publish may delete from the repository: only what a publish has put there.
-OWNED_FOLDERS: Final = ("records/", "figures/")
+OWNED_FOLDERS: Final = ("records/", "figures/", "train_rows/")
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(?:-([0-9A-Za-z.-]+))?")
 _CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s\"']+@")
 _SECRET_KEYS: Final = re.compile(r"(^|_)(api_key|hf_token|access_token|password|secret|authorization)$", re.IGNORECASE)
@@ -130,6 +130,16 @@ def record_paths(run: RunFolder, sources: Sequence[str]) -> list[ReleaseFile]:
     ]
 
 
+def training_paths(run: RunFolder, sources: Sequence[str]) -> list[ReleaseFile]:
+    """Return the files of training rows of the sources, where the run has them."""
+    folder = run.path / "train_rows"
+    return [
+        ReleaseFile(f"train_rows/{source}/{path.name}", path)
+        for source in sources
+        for path in sorted((folder / source).glob("*.parquet"))
+    ]
+
+
 def release_files(
     run: RunFolder, manifest: Mapping[str, Any], sources: Sequence[str], version: str, changes: Sequence[Any]
 ) -> list[ReleaseFile]:
@@ -140,10 +150,11 @@ def release_files(
     """
     if not run.lengths_path.is_file():
         raise DataError(f"{run.lengths_path}: missing; run `eagle3-data lengths {run.path}` first")
-    files = record_paths(run, sources)
+    files = record_paths(run, sources) + training_paths(run, sources)
     public = public_manifest(manifest, sources) | {"version": version, "changes": list(changes)}
     files.append(ReleaseFile(MANIFEST, _json(public)))
-    files.append(ReleaseFile(RECIPE, public["recipe"].encode()))
+    if public["recipe"]:
+        files.append(ReleaseFile(RECIPE, public["recipe"].encode()))
     files.append(ReleaseFile(run.lengths_path.name, run.lengths_path))
     if run.page_path.is_file():
         files.append(ReleaseFile(run.page_path.name, run.page_path))
@@ -200,6 +211,10 @@ def public_manifest(manifest: Mapping[str, Any], sources: Sequence[str]) -> dict
         kept["extent"] = {**extent, "sources": entries}
     public: dict[str, Any] = public_values(kept)
     public["recipe"] = public_recipe(manifest, sources)
+    if isinstance(manifest.get("runs"), list):
+        public["runs"] = [
+            public_manifest(each, [*each.get("extent", {}).get("sources", {})]) for each in manifest["runs"]
+        ]
     return public
 
 
@@ -224,10 +239,14 @@ def public_values(value: Any, key: str = "") -> Any:
 def public_recipe(manifest: Mapping[str, Any], sources: Sequence[str]) -> str:
     """Return the recipe that makes the same prompts anywhere: revisions and caps pinned, the maker's engine left out.
 
+    It is "" for records that no recipe made.
+
     Raises:
         DataError: the manifest's recipe is no YAML mapping.
     """
     text = str(manifest.get("recipe") or "")
+    if not text:
+        return ""
     try:
         recipe = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -51,6 +51,7 @@ INFO = SourceInfo(
         "Its text is synthetic; the model that wrote it is not named upstream.",
     ),
     contamination="function calls of the same kind as BFCL's simple and multiple categories",
+    languages=("en",),
 )
 
 

@@ -45,6 +45,7 @@ INFO = SourceInfo(
     ),
     contamination="competition mathematics (about 1.6 % of its mathematics are AMC and AIME problems) and Codeforces "
     "problems",
+    languages=("en",),
 )
 
 

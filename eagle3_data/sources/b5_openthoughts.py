@@ -63,6 +63,7 @@ INFO = SourceInfo(
     ),
     contamination="mathematics and code competitions; upstream removed close matches of known benchmarks by fuzzy "
     "matching only",
+    languages=("en",),
 )
 
 

@@ -47,6 +47,7 @@ INFO = SourceInfo(
         "wrote them apply as well: Llama 3.1 for nebius, Claude and GPT-4o for SWE-smith.",
     ),
     contamination="GitHub issues of the same kind as SWE-bench's; nebius names SWE-bench-extra as their origin",
+    languages=("en",),
 )
 
 

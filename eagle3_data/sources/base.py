@@ -56,11 +56,12 @@ class SourceInfo:
     terms: str = ""  # the licence in words, where the SPDX id does not say it all
     notes: tuple[str, ...] = ()  # attributions and obligations that a card must state, one sentence each
     contamination: str = ""  # benchmarks whose problems, or close relatives of them, are among the rows
+    languages: tuple[str, ...] = ()  # ISO 639-1 codes; empty where nobody looked
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         configs = {name: {**vars(config), "splits": list(config.splits)} for name, config in self.configs.items()}
-        lists = {name: list(getattr(self, name)) for name in ("quirks", "notes")}
+        lists = {name: list(getattr(self, name)) for name in ("quirks", "notes", "languages")}
         return {**vars(self), **lists, "configs": configs, "options": dict(self.options)}
 
     def attribution(self) -> dict[str, Any]:
@@ -73,6 +74,7 @@ class SourceInfo:
             "license": self.terms or self.license,
             "notes": list(self.notes),
             "contamination": self.contamination,
+            "languages": list(self.languages),
         }
 
 

@@ -60,8 +60,8 @@ def index_rows(files: Iterable[Opener]) -> RowIndex:
         with opener() as handle, pq.ParquetFile(handle, pre_buffer=True) as file:
             for batch in file.iter_batches(batch_size=65_536, columns=[*_KEY, *_ANSWER]):
                 frame = pa.Table.from_batches([batch]).to_pandas()
-                keys.append(_hash(frame[_KEY]))
-                answers.append(_hash(frame[_ANSWER]))
+                keys.append(hash_rows(frame[_KEY]))
+                answers.append(hash_rows(frame[_ANSWER]))
                 finished.append(frame["finish_reason"].isin(reasons("finished")).to_numpy(bool))
                 tokens.append(frame["completion_tokens"].to_numpy(np.int32))
     if not keys:
@@ -77,7 +77,7 @@ def index_rows(files: Iterable[Opener]) -> RowIndex:
     )
 
 
-def _hash(frame: pd.DataFrame) -> NDArray[np.uint64]:
+def hash_rows(frame: pd.DataFrame) -> NDArray[np.uint64]:
     return np.asarray(pd.util.hash_pandas_object(frame, index=False), dtype=np.uint64)
 
 

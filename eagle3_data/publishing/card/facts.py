@@ -14,8 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from datasets import DatasetInfo, SplitDict, SplitInfo
-from datasets.info import DatasetInfosDict
 from datasets.utils.metadata import MetadataConfigs
 from huggingface_hub import CardData, DatasetCardData
 
@@ -27,9 +25,9 @@ from eagle3_data.schema import RECORD_FEATURES, arrow_schema, clean_messages
 
 SPLITS: Final = ("train", "validation")
 DEFAULT_CONFIG: Final = "default"
+TRAIN_CONFIG: Final = "train_rows"
 TAGS: Final = ("eagle3", "speculative-decoding", "drafter", "pre-tokenized", "synthetic")
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "reasoning_tokens", "finish_reason", "tool_calls", "license")
-_LISTS: Final = ("input_ids", "output_ids")
 # Upper ends of the Hub's size categories, in rows.
 _SIZES: Final = (
     (1_000, "n<1K"),
@@ -51,7 +49,6 @@ class SplitFacts:
         finish_reasons: rows by finish_reason.
         licenses: rows by the licence of their upstream row.
         cut_at: rows that a cap cut, by their output tokens, which are the cap that they met.
-        file_bytes, arrow_bytes: size on disk, and as Arrow in memory.
     """
 
     rows: int = 0
@@ -62,8 +59,6 @@ class SplitFacts:
     finish_reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
     licenses: dict[str, int] = field(default_factory=dict)
     cut_at: dict[int, int] = field(default_factory=dict)
-    file_bytes: int = 0
-    arrow_bytes: int = 0
 
     @property
     def truncated(self) -> int:
@@ -101,28 +96,17 @@ def read_split(files: list[Path]) -> SplitFacts:
                 _count(file, facts)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path}: not a whole Parquet file ({error}); run `eagle3-data generate` again") from error
-        facts.file_bytes += path.stat().st_size
     return facts
 
 
 def _count(file: pq.ParquetFile, facts: SplitFacts) -> None:
     for batch in file.iter_batches(batch_size=65_536, columns=list(_COUNTS)):
         facts.rows += batch.num_rows
-        facts.arrow_bytes += 4 * int(
-            (pc.sum(batch["prompt_tokens"]).as_py() or 0) + (pc.sum(batch["completion_tokens"]).as_py() or 0)
-        )
         for name in ("prompt_tokens", "completion_tokens", "reasoning_tokens", "tool_calls"):
             setattr(facts, name, getattr(facts, name) + int(pc.sum(batch[name]).as_py() or 0))
         _tally(facts.finish_reasons, batch["finish_reason"])
         _tally(facts.licenses, batch["license"])
         _tally(facts.cut_at, batch["completion_tokens"].filter(pc.equal(batch["finish_reason"], "length_cap")))
-    for group in range(file.metadata.num_row_groups):
-        part = file.metadata.row_group(group)
-        for index in range(part.num_columns):
-            column = part.column(index)
-            if column.path_in_schema.split(".")[0] not in _LISTS:
-                facts.arrow_bytes += column.total_uncompressed_size
-        facts.arrow_bytes += 8 * part.num_rows
 
 
 def _tally(counts: dict[Any, int], values: pa.Array) -> None:
@@ -138,8 +122,9 @@ def read_counts(run: RunFolder, sources: list[str]) -> dict[str, dict[str, Split
     """
     if not sources:
         raise DataError(f"{run.path}: no records; run `eagle3-data generate` first")
-    if DEFAULT_CONFIG in sources:
-        raise DataError(f"{run.path}: a source is named `{DEFAULT_CONFIG}`, the name of the config of all; rename it")
+    for name in (DEFAULT_CONFIG, TRAIN_CONFIG):
+        if name in sources:
+            raise DataError(f"{run.path}: a source is named `{name}`, the name of another config; rename it")
     counts = {
         source: {split: read_split(files) for split in SPLITS if (files := run.record_files(source, split))}
         for source in sources
@@ -174,10 +159,10 @@ def size_category(rows: int) -> str:
 def card_metadata(
     counts: Mapping[str, Mapping[str, SplitFacts]], manifest: Mapping[str, Any], pretty_name: str
 ) -> DatasetCardData:
-    """Build the YAML block: configs, dataset_info, licences, tags and size.
+    """Build the YAML block: configs, licences, tags and size.
 
-    Each source is a config of its own, and `default` is all of them. The features are spelled `list: int32`, which
-    datasets 3.6 reads as well as 5.
+    Each source is a config of its own, and `default` is all of them; `train_rows` is there where the version has rows
+    for a trainer. Types and row counts are those that Parquet states, so that they are not repeated here.
     """
     reports: Mapping[str, Any] = manifest.get("sources", {})
     whole = total(counts)
@@ -185,34 +170,29 @@ def card_metadata(
     data = DatasetCardData(
         pretty_name=pretty_name,
         license=hub_licenses(_licenses(counts, manifest)),
+        language=_languages(counts, reports) or None,
         task_categories=["text-generation"],
         size_categories=[size_category(whole.rows)],
         source_datasets=origins or None,
         tags=list(TAGS),
     )
     configs: dict[str, dict[str, Any]] = {}
-    infos: dict[str, DatasetInfo] = {}
-    for name in [DEFAULT_CONFIG, *counts]:
-        selected = counts if name == DEFAULT_CONFIG else {name: counts[name]}
-        folder = "*" if name == DEFAULT_CONFIG else name
+    for name in [DEFAULT_CONFIG, *counts, *([TRAIN_CONFIG] if manifest.get("training") else [])]:
+        selected = {name: counts[name]} if name in counts else counts
+        folder = "train_rows/*" if name == TRAIN_CONFIG else f"records/{name if name in counts else '*'}"
         splits = [split for split in SPLITS if any(split in each for each in selected.values())]
         configs[name] = {
-            "data_files": [{"split": split, "path": f"records/{folder}/{split}-*"} for split in splits],
+            "data_files": [{"split": split, "path": f"{folder}/{split}-*"} for split in splits],
             **({"default": True} if name == DEFAULT_CONFIG else {}),
         }
-        sums = {split: total(selected, split) for split in splits}
-        infos[name] = DatasetInfo(
-            features=RECORD_FEATURES,
-            config_name=name,
-            splits=SplitDict(
-                {s: SplitInfo(s, num_bytes=facts.arrow_bytes, num_examples=facts.rows) for s, facts in sums.items()}
-            ),
-            download_size=sum(facts.file_bytes for facts in sums.values()),
-            dataset_size=sum(facts.arrow_bytes for facts in sums.values()),
-        )
     MetadataConfigs(configs).to_dataset_card_data(data)
-    DatasetInfosDict(infos).to_dataset_card_data(data)
     return data
+
+
+def _languages(counts: Mapping[str, Any], reports: Mapping[str, Any]) -> list[str]:
+    """Return the languages of the sources, where every source states its own."""
+    stated = [(reports.get(name, {}).get("attribution") or {}).get("languages") or [] for name in counts]
+    return sorted({str(language) for each in stated for language in each}) if all(stated) else []
 
 
 def _licenses(counts: Mapping[str, Mapping[str, SplitFacts]], manifest: Mapping[str, Any]) -> set[str]:

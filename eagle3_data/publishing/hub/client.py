@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-import datasets
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
@@ -25,21 +24,23 @@ from eagle3_data.publishing.hub.errors import (
     status_of,
     wait_for,
 )
-from eagle3_data.publishing.hub.plan import changes_since, listing, make_plan
+from eagle3_data.publishing.hub.plan import FIRST_VERSION, changes_since, listing, make_plan, next_version
 from eagle3_data.publishing.hub.repository import KIND, Repository, parse_repo
 from eagle3_data.publishing.hub.request import (
+    AUTO,
     Head,
     Order,
-    check_order,
     check_succession,
+    make_order,
     read_head,
     same_manifest,
     same_records,
 )
-from eagle3_data.publishing.records_run import run_of_records, run_without
-from eagle3_data.publishing.release import MANIFEST, ReleaseFile
+from eagle3_data.publishing.inputs import Run, Wanted, gather
+from eagle3_data.publishing.release import MANIFEST, ReleaseFile, plain_version
 from eagle3_data.publishing.report import PublishReport
-from eagle3_data.run_folder import RunFolder
+from eagle3_data.publishing.staging import Exclusion
+from eagle3_data.publishing.training.exports import Trainer
 
 if TYPE_CHECKING:
     from eagle3_data.target import Target
@@ -48,81 +49,95 @@ _COMMIT_TRIES: Final = 5
 
 
 def publish(
-    run: RunFolder | Path | str | datasets.Dataset,
+    run: Run | Sequence[Run],
     repo: str,
     version: str,
     *,
+    onto: str | None = None,
+    drop_sources: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    exclude_ids: Path | str | Sequence[str] | None = None,
+    training: Trainer | None = None,
     private: bool | None = None,
     gated: Literal["auto", "manual"] | None = None,
     create_pr: bool = False,
     branch: str | None = None,
     dry_run: bool = False,
     allow_failed: bool = False,
-    drop_sources: Sequence[str] = (),
     template: Path | None = None,
     target: "Target | None" = None,
     token: str | None = None,
 ) -> PublishReport:
-    """Publish a finished run as a version.
+    """Publish finished runs as a version.
 
     Args:
-        run: a run folder, or a data set of records (see `run_of_records`).
+        run: a run folder; a data set of records, or a dictionary of its splits (`load_version(...).filter(...)`, which
+            keeps the identity of its version; or `eagle3_data.records(out)` with `target`); or several of these of one
+            target, oldest first: sources side by side, and of two records of one (sample_id, sample) the one that
+            ended by itself, else the later one.
         repo: `org/name`; created when it is not there.
-        version: "1.0.0"; its tag is "v1.0.0". A version that exists is never overwritten.
+        version: "1.0.0"; its tag is "v1.0.0". A version that exists is never overwritten. "auto" counts on from the
+            last one: a patch where rows were only continued or taken out, a minor version for more rows, a major one
+            for another target or other columns.
+        onto: a version of `repo`, as in "v1.0.0", whose rows come first.
+        drop_sources: sources to leave out; those that the recipe no longer has are left out anyway.
+        drop: records to leave out: "loop", "cut", "cap", "context" (see `selection`); the card says how many.
+        exclude_ids: sample_ids to leave out, or a file with one on each line. Later versions leave them out too.
+        training: also publish the config `train_rows` for this trainer: `input_ids` (prompt + output), `loss_mask`.
         private: whether a new repository is private; True is refused for one that is public.
         gated: make readers ask for access, granted at once ("auto") or by hand.
         create_pr: open a pull request in place of committing; publish again once it is merged, to set the tag.
         branch: commit there in place of `main`; made from `main` when it is not there.
         dry_run: list files, sizes and the card; nothing is sent.
         allow_failed: publish although rows failed; the card says how many.
-        drop_sources: sources of the run to leave out; those that its recipe no longer has are left out anyway.
         template: a card template in place of the shipped one.
         target: decodes the record that the card shows.
         token: of the Hub; that of HF_TOKEN or `hf auth login` when None.
 
     Returns:
-        A report; `status` is "published", "completed" (a publish that had been cut was finished), "nothing to do",
-        "pull request" or "dry run".
+        A report; `status` is "published", "completed" (a publish that had been cut was finished), "tagged" (the same
+        content under a new number), "nothing to do", "pull request" or "dry run".
 
     Raises:
-        UsageError: the version, repository or a source name is wrong, or the version is older than the last one.
-        DataError: the run is not finished, has failed rows, is damaged, or a file holds a secret.
+        UsageError: the version, repository or a source name is wrong, the version is older than the last one, or the
+            runs are of different targets.
+        DataError: a run is not finished, has failed rows, is damaged, or a file holds a secret.
         HubError: the Hub refused, or the version exists with other records.
     """
-    if isinstance(run, datasets.Dataset):
-        with tempfile.TemporaryDirectory(prefix="eagle3-data-") as folder:
-            made = run_of_records(run, Path(folder) / "records", target=target)
-            return publish(
-                made, repo, version, private=private, gated=gated, create_pr=create_pr, branch=branch, dry_run=dry_run,
-                allow_failed=allow_failed, drop_sources=drop_sources, template=template, target=target, token=token,
-            )  # fmt: skip
-    order = check_order(run, version, drop_sources, branch, allow_failed, template, target, token)
-    known = order.manifest.get("extent", {}).get("sources", {})
-    # a source that was taken out of the recipe leaves its records in the run folder
-    if dropped := [*drop_sources, *(name for name in order.sources if known and name not in known)]:
-        with tempfile.TemporaryDirectory(prefix="eagle3-data-") as folder:
-            left = run_without(order.run, dropped, Path(folder) / order.run.path.name)
-            return publish(
-                left, repo, version, private=private, gated=gated, create_pr=create_pr, branch=branch, dry_run=dry_run,
-                allow_failed=allow_failed, template=template, target=target, token=token,
-            )  # fmt: skip
     repository = Repository(parse_repo(repo)[0], token)
-    order = replace(order, secrets={**order.secrets, "HF_TOKEN": repository.token or ""})
     if repository.token is None and not dry_run:
         raise HubError(f"{repository.name}: no token to publish with; log in with `hf auth login` or set HF_TOKEN")
-    if dry_run:
-        return _dry_run(repository, order)
-    _ensure_repository(repository, private, gated)
-    tags = repository.tags()
-    if order.tag in tags:
-        return _existing_version(repository, order, tags[order.tag])
-    head = read_head(repository, order, create=True)
-    check_succession(repository, order, head, tags)
-    if done := _already_there(repository, order, head, tags):
-        if done.status != "nothing to do":
+    plain = version if version == AUTO else plain_version(version)
+    exclude = Exclusion.of(exclude_ids)
+    exclude = exclude.with_earlier(_excluded_before(repository, branch))
+    wanted = Wanted(onto, drop_sources, drop, exclude if exclude.rows else None, allow_failed, training)
+    with tempfile.TemporaryDirectory(prefix="eagle3-data-") as folder:
+        gathered = gather(run, wanted, repository, Path(folder), target)
+        order = make_order(gathered, plain, branch, template, target, repository.token)
+        if dry_run:
+            return _dry_run(repository, order)
+        _ensure_repository(repository, private, gated)
+        tags = repository.tags()
+        head = read_head(repository, order, create=True)
+        if order.version == AUTO:
+            order = replace(order, version=next_version(repository, order, head, tags))
+        if order.tag in tags:
+            return _existing_version(repository, order, tags[order.tag])
+        check_succession(repository, order, head, tags)
+        if done := _already_there(repository, order, head, tags):
             _tag(repository, order, head.commit)
-        return done
-    return _commit(repository, order, head, create_pr)
+            return done
+        return _commit(repository, order, head, create_pr)
+
+
+def _excluded_before(repository: Repository, branch: str | None) -> list[str]:
+    """Return the ids that the version before left out; none where the Hub cannot be reached (a dry run goes on)."""
+    try:
+        info = repository.info(branch) if repository.info() is not None else None
+        manifest = repository.manifest(info.sha) if info is not None and info.sha else {}
+    except HubUnreachable:
+        return []
+    return [str(row) for row in manifest.get("excluded", [])]
 
 
 def _ensure_repository(repository: Repository, private: bool | None, gated: Literal["auto", "manual"] | None) -> None:
@@ -292,6 +307,10 @@ def _dry_run(repository: Repository, order: Order) -> PublishReport:
             return _existing_version(repository, order, tags[order.tag])
         if repository.info(order.branch) is not None:
             head = read_head(repository, order, create=False)
+        if order.version == AUTO:
+            order = replace(order, version=next_version(repository, order, head, tags))
+            if order.tag in tags:
+                return _existing_version(repository, order, tags[order.tag])
         check_succession(repository, order, head, tags)
         if done := _already_there(repository, order, head, tags):
             note = done.note or f"{order.tag}: only its tag is missing, which a publish would set"
@@ -299,6 +318,7 @@ def _dry_run(repository: Repository, order: Order) -> PublishReport:
         history, lines = changes_since(repository, order, head)
     except HubUnreachable as error:
         note, head = f"not compared with the Hub: {error}", Head()
+        order = replace(order, version=FIRST_VERSION) if order.version == AUTO else order
         history, lines = changes_since(None, order, head)
     plan = make_plan(repository, order, head, [{"version": order.version, "lines": lines}, *history], lines)
     return PublishReport(

@@ -3,30 +3,42 @@
 Goes in: an `Order` and the `Head` that it builds on. Comes out: a `Plan`; nothing is sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eagle3_data.publishing.card.card import render_card
-from eagle3_data.publishing.card.changes import Opener, compare_rows, describe_changes, first_version, index_rows
+from eagle3_data.publishing.card.changes import (
+    Opener,
+    RowChanges,
+    compare_rows,
+    describe_changes,
+    first_version,
+    index_rows,
+)
 from eagle3_data.publishing.card.facts import read_counts, total
-from eagle3_data.publishing.hub.repository import Repository
-from eagle3_data.publishing.hub.request import Head, Order
+from eagle3_data.publishing.hub.repository import Repository, is_version_tag
+from eagle3_data.publishing.hub.request import Head, Order, same_records
 from eagle3_data.publishing.release import (
     CARD,
     OWNED_FOLDERS,
     ReleaseFile,
     forbid_secrets,
+    parse_version,
     public_manifest,
     record_paths,
     release_files,
 )
 from eagle3_data.publishing.report import PublishedFile
 from eagle3_data.run_folder import read_json
+from eagle3_data.schema import RECORD_FEATURES, arrow_schema
+
+FIRST_VERSION: Final = "1.0.0"
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,13 @@ def changes_since(repository: Repository | None, order: Order, head: Head) -> tu
         # an untagged commit of this very version is being replaced: compare with the version before it
         before = f"v{history[0]['version']}"
         head = Head(before, repository.files(before), repository.manifest(before))
+    rows = row_changes(repository, order, head)
+    lengths = (repository.read_json("lengths.json", head.commit), read_json(order.run.lengths_path))
+    return history, describe_changes(head.manifest, public_manifest(order.manifest, order.sources), rows, lengths)
+
+
+def row_changes(repository: Repository, order: Order, head: Head) -> dict[str, RowChanges]:
+    """Compare the rows of the sources that the head has too; files that are alike are not read."""
     mine = {file.path: file for file in record_paths(order.run, order.sources)}
     rows = {}
     for source in order.sources:
@@ -63,8 +82,41 @@ def changes_since(repository: Repository | None, order: Order, head: Head) -> tu
         new = index_rows([_local(mine[path]) for path in sorted(ours - same)])
         alike = sum(_count_rows(mine[path]) for path in same)
         rows[source] = compare_rows(old, new, alike)
-    lengths = (repository.read_json("lengths.json", head.commit), read_json(order.run.lengths_path))
-    return history, describe_changes(head.manifest, public_manifest(order.manifest, order.sources), rows, lengths)
+    return rows
+
+
+def next_version(repository: Repository, order: Order, head: Head, tags: Mapping[str, str]) -> str:
+    """Count on from the last version.
+
+    Returns:
+        The version of the head where it holds this very content; a patch where rows were only continued, answered
+        anew or taken out; a minor version for more rows or sources; a major one for another target or other columns.
+    """
+    there = [tag[1:] for tag, commit in tags.items() if commit == head.commit and is_version_tag(tag)]
+    last = max([*there, *([head.version] if head.version else [])], key=parse_version, default="")
+    if not last:
+        return FIRST_VERSION
+    if same_records(order, head.files):
+        return last
+    major, minor, patch, whole, _ = parse_version(last)
+    if not whole:
+        return f"{major}.{minor}.{patch}"  # of a release candidate, the release
+    old, new = (each.get("identity", {}).get("target", {}) for each in (head.manifest, order.manifest))
+    if any(old.get(key) != new.get(key) for key in {*old, *new}) or _other_columns(repository, head):
+        return f"{major + 1}.0.0"
+    rows = row_changes(repository, order, head)
+    if any(change.added for change in rows.values()) or set(order.sources) - set(rows):
+        return f"{major}.{minor + 1}.0"
+    return f"{major}.{minor}.{patch + 1}"
+
+
+def _other_columns(repository: Repository, head: Head) -> bool:
+    path = next((path for path in sorted(head.files) if path.startswith("records/")), None)
+    if path is None:
+        return False
+    with repository.open(path, head.commit) as handle:
+        columns: pa.Schema = pq.read_schema(handle)
+    return not columns.remove_metadata().equals(arrow_schema(RECORD_FEATURES))
 
 
 def _remote(repository: Repository, path: str, commit: str) -> Opener:

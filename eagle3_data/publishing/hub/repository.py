@@ -6,8 +6,11 @@ and every failure is a HubError (see `hub_errors`).
 
 import contextlib
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 from huggingface_hub import HfApi, HfFileSystem, get_token, hf_hub_download
@@ -114,6 +117,19 @@ class Repository:
                 raise HubError(f"{self.name}: it has no version or branch {revision!r}") from None
         with open(local, "rb") as file:  # noqa: PTH123
             return file.read()
+
+    def fetch(self, path: str, revision: str, place: Path) -> None:
+        """Put a file of any size at `place`; the cache keeps it too where it is on the same disk."""
+        with self.errors(f"fetch {path} of"):
+            cached = patiently(
+                lambda: hf_hub_download(self.name, path, repo_type=KIND, revision=revision, token=self.token or False)
+            )
+        place.parent.mkdir(parents=True, exist_ok=True)
+        source = os.path.realpath(cached)
+        try:
+            os.link(source, place)
+        except OSError:
+            shutil.copyfile(source, place)
 
     def read_json(self, path: str, revision: str) -> Any:
         """Return the values of a JSON file at a revision, {} when there is none or it is damaged."""

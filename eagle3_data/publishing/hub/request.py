@@ -5,7 +5,7 @@ Goes in: the arguments of `publish` and a repository. Comes out: an `Order` whos
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,9 +16,7 @@ from eagle3_data.publishing.hub.repository import KIND, Repository, is_version_t
 from eagle3_data.publishing.release import (
     CARD,
     RemoteFile,
-    check_complete,
     parse_version,
-    plain_version,
     public_manifest,
     record_paths,
 )
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from eagle3_data.target import Target
 
 MAIN: Final = "main"
+AUTO: Final = "auto"
 
 
 @dataclass(frozen=True)
@@ -62,28 +61,20 @@ class Head:
         return str(self.manifest.get("version") or "")
 
 
-def check_order(
-    run: RunFolder | Path | str,
+def make_order(
+    run: RunFolder,
     version: str,
-    drop_sources: Sequence[str],
     branch: str | None,
-    allow_failed: bool,
     template: Path | None,
     target: "Target | None",
     token: str | None,
 ) -> Order:
-    folder = run if isinstance(run, RunFolder) else RunFolder(run)
-    plain = plain_version(version)
-    manifest = folder.read_manifest()
-    names = folder.sources()
-    if unknown := [name for name in drop_sources if name not in names]:
-        raise UsageError(f"{folder.path}: no source {unknown[0]!r} to drop; it has {', '.join(names) or 'none'}")
-    sources = tuple(name for name in names if name not in drop_sources)
-    check_complete(folder, manifest, sources, allow_failed)
+    """Return what is to be published; `run` is finished, and `version` plain or AUTO."""
+    manifest = run.read_manifest()
     secrets = {"the token": token or ""}
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", str(manifest.get("engine", {}).get("api_key_env") or "")):
         secrets[name] = os.environ.get(name, "") if name else ""
-    return Order(folder, manifest, sources, plain, branch or MAIN, template, target, secrets)
+    return Order(run, manifest, tuple(run.sources()), version, branch or MAIN, template, target, secrets)
 
 
 def read_head(repository: Repository, order: Order, *, create: bool) -> Head:

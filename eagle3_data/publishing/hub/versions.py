@@ -112,6 +112,8 @@ def load_version(
         except ValueError as error:
             raise UsageError(f"{name} {at}: {' '.join(str(error).split())}") from error
     assert isinstance(loaded, datasets.Dataset | datasets.IterableDataset)
+    # kept by filter, select and map: a publish of these rows finds where they came from
+    loaded.info.homepage = f"hf://datasets/{name}@{at}"
     return loaded
 
 

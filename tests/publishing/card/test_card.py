@@ -179,7 +179,8 @@ def test_templates_can_be_changed_and_faults_are_named(run: RunFolder, tmp_path:
         ("license:\n- apache-2.0", "license:\n- Apache 2", "license"),
         ("default: true\n", "default: true\n- config_name: B1_glaive\n  default: true\n", "several default configs"),
         ("config_name: default", "config_name: all", "default config"),
-        ("list: int32", "dtype: int32", "features"),
+        ("config_name: B8_sweagent", "config_name: B8", "B8_sweagent is missing"),
+        ("  - split: validation\n    path: records/B8_sweagent/validation-*\n", "", "splits of B8_sweagent"),
         ("configs:\n", "configs: [\n", "does not parse"),
     ],
 )
@@ -187,7 +188,7 @@ def test_bad_metadata_is_found_without_the_hub(run: RunFolder, old: str, new: st
     text = run.card_path.read_text()
     assert old in text
     with pytest.raises(DataError, match=says):
-        check_card(text.replace(old, new, 1))
+        check_card(text.replace(old, new, 1), read_counts(run, list(SOURCES)))
 
 
 def test_faults_of_a_run_are_named(tmp_path: Path) -> None:
