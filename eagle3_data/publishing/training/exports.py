@@ -173,7 +173,7 @@ def _format_of(to: str, path: Path, asked: str | None) -> Format:
         raise UsageError(f"--to {to}: exports are made for {', '.join(get_args(Trainer))}")
     kind: Format | None = next((kind for kind in get_args(Format) if ENDINGS[kind] == path.suffix), None)
     if kind is None or (asked is not None and asked != kind):
-        wanted = ENDINGS[asked] if asked in ENDINGS else None
+        wanted = ENDINGS.get(asked or "")
         if asked is not None and wanted is None:
             raise UsageError(f"format: {asked!r} is none of {', '.join(ENDINGS)}")
         how = {".jsonl": "ending in .jsonl", ".parquet": "ending in .parquet", "": "as a folder, without an ending"}

@@ -34,10 +34,9 @@ TRAINING_FEATURES: Final = Features(
     }
 )
 TRAINING_SCHEMA: Final = arrow_schema(TRAINING_FEATURES)
-_READ: Final = ("sample_id", "source", "sample", "dialogue", "turn", "input_ids", "output_ids") + (
-    "prompt_tokens",
-    "completion_tokens",
-    *FILTER_COLUMNS,
+_READ: Final = (
+    *("sample_id", "source", "sample", "dialogue", "turn", "input_ids", "output_ids"),
+    *("prompt_tokens", "completion_tokens", *FILTER_COLUMNS),
 )
 RECORD_COLUMNS: Final = tuple(name for name in _READ if name in RECORD_FEATURES)
 # Reasons for leaving a row out, besides those of `drop`.
