@@ -236,6 +236,21 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _show(options: argparse.Namespace) -> int:
+    from eagle3_data.pipeline.show import Wanted, show
+
+    wanted = Wanted(options.source, options.finish, options.id, options.n)
+    texts = show(options.dataset, wanted, tokenizer=options.tokenizer, trust_remote_code=options.trust_remote_code)
+    if sys.stdout.isatty():
+        import pydoc
+
+        pydoc.pager("\n\n".join(texts))
+    else:
+        for text in texts:
+            print(text, end="\n\n")
+    return 0
+
+
 def _serve(options: argparse.Namespace) -> int:
     from eagle3_data import engine as embedded
     from eagle3_data.pipeline.opening import key_of
@@ -359,6 +374,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--html", metavar="F", help="also write a page that needs no network")
     sub.add_argument("--full", action="store_true", help="every table with every interval, as the card has them")
+    sub = add("show", _show, "records decoded, control tokens visible", json_flag=False)
+    sub.add_argument("dataset", metavar="DATASET")
+    sub.add_argument("--source", default="", metavar="S", help="of this source")
+    sub.add_argument("--n", type=_positive, default=3, metavar="N", help="so many records (default: 3)")
+    sub.add_argument("--finish", default="", metavar="REASON", help="with this finish_reason, such as length_cap")
+    sub.add_argument("--id", default="", metavar="SAMPLE_ID", help="with this sample_id, or one that begins so")
+    sub.add_argument("--tokenizer", default="", metavar="MODEL", help="decode with it (default: the run's)")
+    sub.add_argument("--trust-remote-code", action="store_true", help="let the tokenizer's own code run")
     sub = add("vocab", _vocab, "draft vocabulary (d2t, t2d) with its coverage", json_flag=False)
     sub.add_argument("dataset", metavar="DATASET")
     sub.add_argument("--size", type=_positive, default=32_000)
