@@ -154,6 +154,7 @@ def _draw(recipe: Recipe, spec: SourceSpec, earlier: list[sources.Drawn]) -> sou
         filter=spec.filters or None,
         split=spec.split,
         num_proc=spec.num_proc,
+        max_turns=spec.max_turns,
         dedupe_against=earlier or None,
         **spec.options,
     )

@@ -158,7 +158,7 @@ def draw(
             seed=seed,
             requested=rows,
             filter=dict(made.filter or {}),
-            options=options,
+            options={key: value for key, value in options.items() if value is not None},
             attribution=source.INFO.attribution(),
         )
         with machine_errors(root):
