@@ -152,7 +152,7 @@ def _extend(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
-    report = pipeline.check(options.dataset)
+    report = pipeline.check(options.dataset, trust_remote_code=options.trust_remote_code)
     _print(report.to_dict(), report.to_text, options)
     return 0 if report.ok else 1
 
@@ -163,11 +163,13 @@ def _lengths(options: argparse.Namespace) -> int:
     from eagle3_data.lengths.views.page import write_page
     from eagle3_data.run_folder import write_json
 
-    report = pipeline.measure(options.dataset)
+    report = pipeline.measure(options.dataset, trust_remote_code=options.trust_remote_code)
     comparison = None
     if options.other:
         names = (options.dataset, options.other)
-        comparison = compare_lengths(report, pipeline.measure(options.other), names)
+        comparison = compare_lengths(
+            report, pipeline.measure(options.other, trust_remote_code=options.trust_remote_code), names
+        )
     if options.html:
         write_page(report, Path(options.html), f"Lengths of {options.dataset}", comparison)
     result = comparison or report
@@ -183,14 +185,18 @@ def _lengths(options: argparse.Namespace) -> int:
 def _vocab(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
-    print(pipeline.vocabulary(options.dataset, size=options.size, output=options.output).to_text())
+    print(
+        pipeline.vocabulary(
+            options.dataset, size=options.size, output=options.output, trust_remote_code=options.trust_remote_code
+        ).to_text()
+    )
     return 0
 
 
 def _card(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
-    print(pipeline.card(Path(options.run), template=options.template))
+    print(pipeline.card(Path(options.run), template=options.template, trust_remote_code=options.trust_remote_code))
     return 0
 
 
@@ -208,6 +214,7 @@ def _publish(options: argparse.Namespace) -> int:
         allow_failed=options.allow_failed,
         branch=options.branch,
         drop_sources=options.drop_source,
+        trust_remote_code=options.trust_remote_code,
     )
     _print(report.to_dict(), report.to_text, options)
     return 0
@@ -231,6 +238,7 @@ def _export(options: argparse.Namespace) -> int:
         shuffle=options.shuffle,
         format=options.format,
         shards=options.shards,
+        trust_remote_code=options.trust_remote_code,
     )
     _print(report.to_dict(), report.to_text, options)
     return 0
@@ -278,11 +286,33 @@ def _run_all(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> Any:
     from eagle3_data import pipeline
+    from eagle3_data.pipeline.consent import ask_consent
 
-    return pipeline.open_run(options.recipe, runs=Path(options.runs), progress=options.progress)
+    run = pipeline.open_run(
+        options.recipe, runs=Path(options.runs), progress=options.progress, settings=_settings(options)
+    )
+    ask_consent(run.recipe, yes=options.yes)
+    return run
+
+
+def _settings(options: argparse.Namespace) -> Any:
+    from eagle3_data.recipe import Settings
+
+    return Settings(
+        overlay=Path(options.overlay) if options.overlay else None,
+        urls=tuple(options.url),
+        api_key_env=options.api_key_env,
+        trust_remote_code=options.trust_remote_code,
+        publish=getattr(options, "publish", None),
+        use_token=options.use_token,
+    )
 
 
 # -- arguments
+def _add_trust(sub: Any) -> None:
+    sub.add_argument("--trust-remote-code", action="store_true", help="run the code that comes with the tokenizer")
+
+
 def _shard(text: str) -> tuple[int, int]:
     index, _, count = text.partition("/")
     try:
@@ -335,6 +365,15 @@ def _parser() -> argparse.ArgumentParser:
             )
             sub.add_argument("--runs", default="runs", metavar="DIR", help="where run folders lie (default: runs)")
             sub.add_argument("--progress", choices=("auto", "bar", "json", "none"), default="auto", help="on stderr")
+            own = sub.add_argument_group(
+                "yours to decide", "These win over the recipe; one from the Hub (hf://…) decides none of them."
+            )
+            own.add_argument("--with", dest="overlay", metavar="F", help="a YAML file laid over the recipe")
+            own.add_argument("--url", action="append", default=[], help="a server to ask; may be repeated")
+            own.add_argument("--api-key-env", metavar="NAME", help="variable that holds the servers' key")
+            _add_trust(own)
+            own.add_argument("--use-token", action="store_true", help="read a Hub recipe's data with your HF_TOKEN")
+            own.add_argument("--yes", action="store_true", help="do not ask before a recipe from the Hub is run")
         if json_flag:
             sub.add_argument("--json", action="store_true", help="print the result as JSON")
         return sub
@@ -361,6 +400,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub = add("check", _check, "verify every invariant of a record")
     sub.add_argument("dataset", metavar="DATASET")
+    _add_trust(sub)
     sub = add(
         "lengths",
         _lengths,
@@ -368,6 +408,7 @@ def _parser() -> argparse.ArgumentParser:
         json_flag=False,
     )
     sub.add_argument("dataset", metavar="DATASET")
+    _add_trust(sub)
     sub.add_argument("other", metavar="OTHER", nargs="?")
     sub.add_argument(
         "--json", dest="json_file", metavar="F", help="also write the numbers to this file (- for stdout)"
@@ -381,16 +422,19 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--finish", default="", metavar="REASON", help="with this finish_reason, such as length_cap")
     sub.add_argument("--id", default="", metavar="SAMPLE_ID", help="with this sample_id, or one that begins so")
     sub.add_argument("--tokenizer", default="", metavar="MODEL", help="decode with it (default: the run's)")
-    sub.add_argument("--trust-remote-code", action="store_true", help="let the tokenizer's own code run")
+    _add_trust(sub)
     sub = add("vocab", _vocab, "draft vocabulary (d2t, t2d) with its coverage", json_flag=False)
     sub.add_argument("dataset", metavar="DATASET")
+    _add_trust(sub)
     sub.add_argument("--size", type=_positive, default=32_000)
     sub.add_argument("-o", "--output", metavar="F", required=True)
     sub = add("card", _card, "write the data set card of a run", json_flag=False)
     sub.add_argument("run", metavar="RUN")
+    _add_trust(sub)
     sub.add_argument("--template", metavar="F", help="a card template of your own")
     sub = add("publish", _publish, "put a version on the Hub")
     sub.add_argument("run", metavar="RUN")
+    _add_trust(sub)
     sub.add_argument("--repo", required=True, metavar="org/name")
     sub.add_argument("--version", dest="version_number", required=True, metavar="1.0.0")
     sub.add_argument("--branch", default="main", help="the branch that takes the commit (default: main)")
@@ -407,6 +451,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(flag, action="store_true", help=text)
     sub = add("export", _export, "rows that trainers read: input_ids (prompt + output) and loss_mask")
     sub.add_argument("dataset", metavar="DATASET")
+    _add_trust(sub)
     sub.add_argument("--to", choices=("specforge", "speculators", "plain"), required=True)
     sub.add_argument("-o", "--output", metavar="F", required=True)
     sub.add_argument("--max-length", type=_positive, help="longest row in tokens (default: whole rows)")
@@ -439,7 +484,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--context", type=_positive, help="tokens a request may hold (default: 8192 at most)")
     sub.add_argument("--api-key-env", metavar="NAME", help="variable that holds the key requests must bring")
     sub.add_argument("--deterministic", action="store_true", help="one slot, no prompt cache: answers repeat exactly")
-    add("run", _run_all, "prepare, generate, check, lengths, card; publish when the recipe says so", recipe=True)
+    sub = add("run", _run_all, "prepare, generate, check, lengths, card; publish when the recipe says so", recipe=True)
+    sub.add_argument("--publish", metavar="org/name@1.0.0", help="publish there when the run is done")
     return parser
 
 

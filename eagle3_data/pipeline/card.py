@@ -11,15 +11,16 @@ from eagle3_data.pipeline.lengths import describe_anew
 from eagle3_data.publishing import write_card
 
 
-def card(run: Path, *, template: str | None = None) -> Path:
+def card(run: Path, *, template: str | None = None, trust_remote_code: bool = False) -> Path:
     """Write the card of a run folder, measuring its lengths where that was not done since its records were written.
 
     Raises:
         UsageError: no run folder, or a wrong template.
         DataError: no records.
     """
-    folder = run_folder_of(run)
+    folder = run_folder_of(run, trust_remote_code=trust_remote_code)
     if folder is None:
         raise UsageError(f"{run}: not a run folder (no manifest.json)")
     describe_anew(folder)
-    return write_card(folder, Path(template) if template else None, target=target_of(folder))
+    target = target_of(folder, trust_remote_code=trust_remote_code)
+    return write_card(folder, Path(template) if template else None, target=target)

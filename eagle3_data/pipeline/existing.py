@@ -12,18 +12,25 @@ from eagle3_data.run_folder import RunFolder
 from eagle3_data.target import Target
 
 
-def run_folder_of(dataset: str | Path) -> RunFolder | None:
-    """Return the run folder that `dataset` is, its shards merged; None when it is something else."""
+def run_folder_of(dataset: str | Path, *, trust_remote_code: bool = False) -> RunFolder | None:
+    """Return the run folder that `dataset` is, its shards merged; None when it is something else.
+
+    Whether the code of its tokenizer may run is the caller's word: a folder may be a stranger's.
+    """
     folder = RunFolder(dataset)
     if not folder.manifest_path.is_file():
         return None
-    merge(folder)
+    merge(folder, trust_remote_code=trust_remote_code)
     return folder
 
 
-def target_of(folder: RunFolder) -> Target | None:
-    """Return the target of a run, to decode its example; None where its tokenizer is not on this machine."""
+def target_of(folder: RunFolder, *, trust_remote_code: bool = False) -> Target | None:
+    """Return the target of a run, to decode its example; None where its tokenizer cannot be loaded here.
+
+    Whether the code of its tokenizer may run is the caller's word: a folder may be a stranger's.
+    """
     try:
-        return load_target(parse_recipe(folder.read_manifest()["recipe"], str(folder.manifest_path)))
+        recipe = parse_recipe(folder.read_manifest()["recipe"], str(folder.manifest_path))
+        return load_target(recipe.with_consent(trust_remote_code=trust_remote_code))
     except (UsageError, DataError):
         return None

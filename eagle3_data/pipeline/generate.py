@@ -109,8 +109,12 @@ def generate_locked(run: Run) -> Generated:
     return _work(run, caps_of(run), extend=_recipe_extend(run))
 
 
-def merge(folder: RunFolder) -> None:
+def merge(folder: RunFolder, *, trust_remote_code: bool = False) -> None:
     """Write the records of a run whose journal has moved on since they were last written (shards, a killed run).
+
+    Args:
+        folder: of the run.
+        trust_remote_code: whether the code of its tokenizer may run: the caller's word, not the folder's.
 
     Raises:
         DataError, TargetError, MachineError: as the parts.
@@ -121,7 +125,8 @@ def merge(folder: RunFolder) -> None:
     if not manifest or not journal or (written.is_file() and max(journal) <= written.stat().st_mtime):
         return
     with folder.lock():
-        merge_locked(Run(parse_recipe(manifest["recipe"], str(folder.manifest_path)), folder))
+        recipe = parse_recipe(manifest["recipe"], str(folder.manifest_path))
+        merge_locked(Run(recipe.with_consent(trust_remote_code=trust_remote_code), folder))
 
 
 def merge_locked(run: Run) -> Mapping[str, SourceCounts]:

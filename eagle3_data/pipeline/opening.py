@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data.errors import IdentityError, UsageError
-from eagle3_data.recipe import Recipe, load_recipe
+from eagle3_data.recipe import Recipe, Settings, load_recipe
 from eagle3_data.run_folder import RunFolder
 
 
@@ -23,13 +23,25 @@ class Run:
     progress: str = "auto"
 
 
-def open_run(recipe: str | Path | Recipe, *, runs: Path | str = "runs", progress: str = "none") -> Run:
+def open_run(
+    recipe: str | Path | Recipe,
+    *,
+    runs: Path | str = "runs",
+    progress: str = "none",
+    settings: Settings | None = None,
+) -> Run:
     """Return the run of a recipe; its folder is `runs/<recipe name>` and need not exist yet.
+
+    Args:
+        recipe: a path, the name of a shipped recipe, `hf://datasets/org/name@version`, or a recipe that was read.
+        runs: where run folders lie.
+        progress: auto, bar, json or none.
+        settings: what the reader of a recipe decides whatever it says; of one from the Hub, where to ask at all.
 
     Raises:
         RecipeError: no such recipe, or a wrong one.
     """
-    loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, settings)
     return Run(loaded, RunFolder(Path(runs) / loaded.name), progress)
 
 

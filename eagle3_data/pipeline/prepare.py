@@ -13,6 +13,8 @@ import pyarrow as pa
 from datasets import Dataset
 
 from eagle3_data import __version__, sources
+from eagle3_data.errors import SourceError
+from eagle3_data.pipeline.consent import without_token
 from eagle3_data.pipeline.opening import Run, guard_identity
 from eagle3_data.pipeline.tables import show_table
 from eagle3_data.recipe import Recipe, SourceSpec
@@ -52,7 +54,6 @@ class Prepared:
                 f"{name}: {count:,} rejected, {reason}: {sources.REASONS.get(reason, '')}"
                 for reason, count in sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
             ]
-            notes += [f"{name}: {difference}" for difference in report["differences"]]
             requested = report["requested"]
             if requested is not None and report["drawn"] < requested:
                 notes.append(f"{name}: {requested:,} prompts were asked for, there are only {report['drawn']:,}")
@@ -93,7 +94,9 @@ def prepare_locked(run: Run, *, again: bool) -> Prepared:
             done[spec.name] = reports[spec.name]
             reused.append(spec.name)
             continue
-        drawn = _draw(recipe, spec, earlier)
+        with without_token(recipe.anonymous):
+            drawn = _draw(recipe, spec, earlier)
+        _refuse_nothing(spec, drawn.report)
         if recipe.dedupe_across:
             earlier.append(drawn)
         write_parquet(folder.prompts_path(spec.name), _tables(drawn.prompts), arrow_schema(PROMPT_FEATURES))
@@ -154,10 +157,18 @@ def _draw(recipe: Recipe, spec: SourceSpec, earlier: list[sources.Drawn]) -> sou
         filter=spec.filters or None,
         split=spec.split,
         num_proc=spec.num_proc,
-        max_turns=spec.max_turns,
         dedupe_against=earlier or None,
         **spec.options,
     )
+
+
+def _refuse_nothing(spec: SourceSpec, report: sources.SourceReport) -> None:
+    """Stop where no row at all can be used: a source without prompts would be missed only when it is trained on."""
+    if report.rejected and not report.kept:
+        reasons = ", ".join(f"{reason} {rows:,}" for reason, rows in report.rejected.items())
+        raise SourceError(
+            f"sources.{spec.name}: none of {report.read:,} rows gives a prompt ({reasons}); mend its filter or options"
+        )
 
 
 def _tables(dataset: Dataset) -> Iterator[pa.Table]:

@@ -26,6 +26,7 @@ def publish(
     allow_failed: bool = False,
     branch: str | None = None,
     drop_sources: Sequence[str] = (),
+    trust_remote_code: bool = False,
 ) -> PublishReport:
     """Publish a run folder, its shards merged and its lengths up to date; see `publishing.publish`.
 
@@ -33,7 +34,7 @@ def publish(
         UsageError: no run folder.
         DataError, HubError: as `publishing.publish`.
     """
-    folder = run_folder_of(run)
+    folder = run_folder_of(run, trust_remote_code=trust_remote_code)
     if folder is None:
         raise UsageError(f"{run}: not a run folder (no manifest.json)")
     describe_anew(folder)
@@ -48,5 +49,5 @@ def publish(
         dry_run=dry_run,
         allow_failed=allow_failed,
         drop_sources=drop_sources,
-        target=target_of(folder),
+        target=target_of(folder, trust_remote_code=trust_remote_code),
     )

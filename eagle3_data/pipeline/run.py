@@ -85,7 +85,7 @@ def run(run: Run) -> Finished:
             return Finished(prepared, generated)
         checked = check(folder)
         lengths = describe(folder)
-        target = target_of(folder)
+        target = target_of(folder, trust_remote_code=recipe.target is not None and recipe.target.trust_remote_code)
         card = write_card(folder, target=target)
         manifest = folder.read_manifest()
         manifest["stages"] |= {"check": checked.ok, "lengths": True, "card": True}

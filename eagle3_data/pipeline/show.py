@@ -85,7 +85,7 @@ def _matching(table: pa.Table, wanted: Wanted) -> pa.Table:
 def _target(dataset: str, records: Records, tokenizer: str, trust_remote_code: bool) -> Target:
     if not tokenizer:
         folder = RunFolder(dataset)
-        target = target_of(folder) if folder.manifest_path.is_file() else None
+        target = target_of(folder, trust_remote_code=trust_remote_code) if folder.manifest_path.is_file() else None
         if target is not None:
             return target
         of = records.identity.get("target", {})

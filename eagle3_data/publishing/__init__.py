@@ -8,6 +8,7 @@ from eagle3_data.publishing.hub.versions import (
     history,
     list_versions,
     load_version,
+    locate_recipe,
     missing_prompts,
 )
 from eagle3_data.publishing.report import PublishReport
@@ -36,6 +37,7 @@ __all__ = [
     "history",
     "list_versions",
     "load_version",
+    "locate_recipe",
     "missing_prompts",
     "publish",
     "render_card",

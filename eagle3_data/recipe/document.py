@@ -19,23 +19,40 @@ _MOST_NODES: Final = 100_000
 _MOST_LEVELS: Final = 40
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 @dataclass
 class Document:
-    """The values of a YAML text; `lines` gives the 1-based line of a path's key, and of its value."""
+    """The values of a YAML text; `places` gives the file and the 1-based lines of a path's key and value."""
 
     file: str
     values: Any = None
-    lines: dict[Path, tuple[int, int]] = field(default_factory=dict)
-    mistakes: list[tuple[int, str]] = field(default_factory=list)
+    places: dict[KeyPath, tuple[str, int, int]] = field(default_factory=dict)
+    mistakes: list[tuple[str, int, str]] = field(default_factory=list)
 
-    def line(self, path: Path, *, of_key: bool) -> int:
-        """Return the line of the key or the value at a path, or of the nearest that is there above it."""
-        while path and path not in self.lines:
+    def place(self, path: KeyPath, *, of_key: bool = False) -> tuple[str, int]:
+        """Return file and line of the key or the value at a path, or of the nearest that is there above it."""
+        while path and path not in self.places:
             path, of_key = path[:-1], False
-        return self.lines.get(path, (1, 1))[0 if of_key else 1]
+        file, key, value = self.places.get(path, (self.file, 1, 1))
+        return file, key if of_key else value
+
+    def laid_over(self, base: "Document") -> "Document":
+        """Return `base` with what this document gives in place of its own: key by key, lists as a whole."""
+        places = {**base.places, **{path: place for path, place in self.places.items() if path}}
+        mistakes = [*base.mistakes, *self.mistakes]
+        return Document(base.file, _merged(base.values, self.values), places, mistakes)
+
+    def put(self, path: KeyPath, value: Any, given_by: str) -> None:
+        """Set a value that an option of the command line gives."""
+        at = self.values
+        for part in path[:-1]:
+            if not isinstance(at.get(part), dict):
+                at[part] = {}
+            at = at[part]
+        at[path[-1]] = value
+        self.places[path] = (given_by, 0, 0)
 
 
 def read_document(text: str, file: str) -> Document:
@@ -57,6 +74,12 @@ def read_document(text: str, file: str) -> Document:
     return document
 
 
+def _merged(base: Any, top: Any) -> Any:
+    if isinstance(base, dict) and isinstance(top, dict):
+        return {**base, **{key: _merged(base.get(key), value) for key, value in top.items()}}
+    return base if top is None else top
+
+
 def _bound(text: str, file: str) -> None:
     """Refuse what would take the composer, which calls itself for each level, out of its depth."""
     level = 0
@@ -76,12 +99,12 @@ class _Converter:
         self._document = document
         self._nodes = 0
 
-    def value(self, node: yaml.Node, path: Path) -> Any:
+    def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self._nodes += 1
         line = node.start_mark.line + 1
         if len(path) > _MOST_LEVELS or self._nodes > _MOST_NODES:
             raise RecipeError(f"{self._document.file}:{line}: an alias makes the recipe endless, or far too large")
-        self._document.lines.setdefault(path, (line, line))
+        self._document.places.setdefault(path, (self._document.file, line, line))
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -89,12 +112,13 @@ class _Converter:
         try:
             return yaml.SafeLoader("").construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError):
-            self._document.mistakes.append(
-                (line, f"{dotted(path)}: cannot read {shortened(node.value)}; put it in quotes")
-            )
+            self._wrong(node, f"{dotted(path)}: cannot read {shortened(node.value)}; put it in quotes")
             return None
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    def _wrong(self, node: yaml.Node, sentence: str) -> None:
+        self._document.mistakes.append((self._document.file, node.start_mark.line + 1, sentence))
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         out: dict[str, Any] = {}
         own: set[str] = set()
         for key_node, item in self._pairs(node):
@@ -107,14 +131,17 @@ class _Converter:
                 continue
             key = str(key_node.value)
             if key in own:
-                line = key_node.start_mark.line + 1
-                self._document.mistakes.append((line, f"{dotted((*path, key))}: duplicate key; it is above already"))
+                self._wrong(key_node, f"{dotted((*path, key))}: duplicate key; it is above already")
                 continue
             own.add(key)
             inner = (*path, key)
-            self._document.lines.pop(inner, None)
+            self._document.places.pop(inner, None)
             out[key] = self.value(item, inner)
-            self._document.lines[inner] = (key_node.start_mark.line + 1, item.start_mark.line + 1)
+            self._document.places[inner] = (
+                self._document.file,
+                key_node.start_mark.line + 1,
+                item.start_mark.line + 1,
+            )
         return out
 
     @staticmethod

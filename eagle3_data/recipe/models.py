@@ -144,6 +144,8 @@ class Recipe(Strict):
 
     _text: str = PrivateAttr("")
     _file: str = PrivateAttr("")
+    _left_out: tuple[str, ...] | None = PrivateAttr(None)
+    _anonymous: bool = PrivateAttr(False)
 
     @property
     def text(self) -> str:
@@ -159,6 +161,33 @@ class Recipe(Strict):
         """Return this recipe, which was read from `text` in `file`."""
         self._text, self._file = text, file
         return self
+
+    def from_stranger(self, left_out: tuple[str, ...], *, anonymous: bool) -> Self:
+        """Return this recipe, which came from the Hub: without some keys, its data read without the Hub's token."""
+        self._left_out, self._anonymous = left_out, anonymous
+        return self
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it came from the Hub."""
+        return self._left_out is not None
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """A line for each key of a stranger's recipe that is the reader's to decide."""
+        return self._left_out or ()
+
+    @property
+    def anonymous(self) -> bool:
+        """Whether its data are read without the Hub's token."""
+        return self._anonymous
+
+    def with_consent(self, *, trust_remote_code: bool) -> Self:
+        """Return this recipe with the caller's word on whether the tokenizer's own code may run."""
+        if self.target is None or self.target.trust_remote_code == trust_remote_code:
+            return self
+        target = self.target.model_copy(update={"trust_remote_code": trust_remote_code})
+        return self.model_copy(update={"target": target})
 
     def data_files(self, spec: SourceSpec) -> str | list[str] | None:
         """Return the files of a source: relative paths start from the folder of the recipe."""

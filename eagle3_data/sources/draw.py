@@ -12,7 +12,6 @@ import shutil
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -68,18 +67,8 @@ def load_source(
 
     Returns:
         A memory-mapped `datasets.Dataset` with the columns of `schema.PROMPT_FEATURES`.
-
-    Warns:
-        UserWarning: there are fewer prompts than `rows`, or the counts are not those that the source states.
     """
-    drawn = draw(name, config, data_files, rows, seed, **arguments)
-    report = drawn.report
-    notes = [*report.differences]
-    if report.short:
-        notes.append(f"{report.requested:,} prompts were asked for, there are only {report.drawn:,}")
-    for note in notes:
-        warnings.warn(f"{report.source}: {note}", stacklevel=2)
-    return drawn.prompts
+    return draw(name, config, data_files, rows, seed, **arguments).prompts
 
 
 def draw(
@@ -141,9 +130,7 @@ def draw(
     if num_proc is not None and (not isinstance(num_proc, int) or num_proc < 1):
         raise SourceError(f"{name}: num_proc must be a number of processes, not {num_proc!r}")
     files, upstream = _files(source, made, data_files, cache_dir)
-    info = source.INFO.configs[made.name]
-    whole = data_files is None and not made.repo and not made.upstream and (made.split or info.split) == info.split
-    work = Work(source, made, files, rows, seed, num_proc or 1, _known_hashes(dedupe_against), whole)
+    work = Work(source, made, files, rows, seed, num_proc or 1, _known_hashes(dedupe_against))
 
     home = Path(cache_dir or datasets.config.HF_DATASETS_CACHE) / "eagle3_data" / name
     root = home / _cache_key(work)
@@ -158,7 +145,7 @@ def draw(
             seed=seed,
             requested=rows,
             filter=dict(made.filter or {}),
-            options={key: value for key, value in options.items() if value is not None},
+            options=options,
             attribution=source.INFO.attribution(),
         )
         with machine_errors(root):

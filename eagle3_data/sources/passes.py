@@ -22,7 +22,7 @@ from eagle3_data.schema import PROMPT_FEATURES
 from eagle3_data.sources.base import Outcome
 from eagle3_data.sources.dialogue import STRUCTURAL, Prompt, Reject
 from eagle3_data.sources.index import FileIndex, Hashes, Index, Positions, draw_key
-from eagle3_data.sources.report import ORIGINS_SHOWN, SourceReport, Tally, differences
+from eagle3_data.sources.report import ORIGINS_SHOWN, SourceReport, Tally
 from eagle3_data.sources.script import answered
 from eagle3_data.sources.upstream import SourceFile
 
@@ -46,7 +46,6 @@ class Work:
     seed: int
     num_proc: int
     against: Hashes  # contents that are known from elsewhere
-    whole: bool  # whether the files are all of the split that INFO describes
 
     @property
     def entry(self) -> str:
@@ -83,8 +82,6 @@ def make_draw(work: Work, report: SourceReport, folder: Path, progress: Progress
         report.duplicates, report.duplicates_elsewhere = both, both - report.duplicates
     report.kept = report.read - report.duplicates - sum(report.rejected.values())
     report.prompts = int(kept.sum())
-    if work.whole:
-        report.differences = differences(work.source.INFO.configs[work.config.name], report)
     index.save_pool(kept, folder / "pool.npy")
 
     drawn = index.draw(kept, work.rows)
@@ -130,7 +127,6 @@ def _index(
     report.rejected = dict(sorted(tally.rejected.items()))
     report.reject_examples = dict(sorted(tally.examples.items()))
     _refuse_foreign(work, report)
-    _refuse_nothing(work, report, tally)
     return Index.of(parts)
 
 
@@ -144,19 +140,6 @@ def _refuse_foreign(work: Work, report: SourceReport) -> None:
         reason, examples = next(iter(report.reject_examples.items()))
         held = [Outcome(examples[0]["row"], [], Reject(reason, examples[0]["detail"]))]
         raise work.source.not_this_source(examples[0]["file"], held, work.config)
-
-
-def _refuse_nothing(work: Work, report: SourceReport, tally: Tally) -> None:
-    """Refuse a source of which no row gives a prompt: it would be missed only when it is trained on."""
-    if sum(report.rejected.values()) < report.read:
-        return
-    reasons = ", ".join(f"{reason} {rows:,}" for reason, rows in report.rejected.items())
-    _, examples = next(iter(report.reject_examples.items()))
-    first = examples[0]
-    why = f"for example {first['file']}, row {first['row']}: {first['detail']}; correct its options"
-    if tally.filtered:
-        why = f"the filter leaves out {tally.labels()}; correct the filter"
-    raise SourceError(f"{work.entry}: none of {report.read:,} rows gives a prompt ({reasons}): {why}")
 
 
 def _groups(files: int, num_proc: int) -> list[list[int]]:

@@ -7,25 +7,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from eagle3_data.sources.base import ConfigInfo
 from eagle3_data.sources.dialogue import REASONS, Reject
 
 EXAMPLES_EACH: Final = 3
 ORIGINS_SHOWN: Final = 50
-_LABELS_HELD: Final = 1000
-_LABELS_SHOWN: Final = 12
-_SAME: Final = 0.05  # distinct prompts are stated as about so many
-
-
-def differences(info: ConfigInfo, report: "SourceReport") -> list[str]:
-    """Say where a whole split has other numbers than its source states; upstream may have changed since."""
-    found = []
-    if info.rows and report.read != info.rows:
-        found.append(f"{report.read:,} rows were read where upstream had {info.rows:,}: it has changed since")
-    counted = report.turns in ("first", "rollout") and not report.filter and not report.duplicates_elsewhere
-    if info.distinct and counted and abs(report.prompts - info.distinct) > _SAME * info.distinct:
-        found.append(f"{report.prompts:,} prompts are distinct where about {info.distinct:,} were expected")
-    return found
 
 
 @dataclass
@@ -58,9 +43,6 @@ class SourceReport:
     licenses: dict[str, int] = field(default_factory=dict)  # of the drawn prompts
     origins: dict[str, int] = field(default_factory=dict)  # of the drawn prompts, the most frequent
     reject_examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    differences: list[str] = field(
-        default_factory=list
-    )  # where the counts are not those that the source's INFO states
 
     @property
     def short(self) -> bool:
@@ -79,7 +61,6 @@ class SourceReport:
         ]
         if self.short:
             lines.append(f"  fewer than the {self.requested:,} asked for: that is all there is")
-        lines += [f"  {difference}" for difference in self.differences]
         if self.turns_scripted:
             lines.append(f"  {self.turns_scripted:,} turns scripted in {self.drawn:,} dialogues")
         for reason, count in sorted(self.cut_short.items()):
@@ -99,13 +80,10 @@ class Tally:
     licenses: Counter[str] = field(default_factory=Counter)
     turns_scripted: int = 0
     cut_short: Counter[str] = field(default_factory=Counter)
-    filtered: Counter[str] = field(default_factory=Counter)  # what the filter left out, by label
 
     def reject(self, file: str, row: int, reject: Reject) -> None:
         """Count a rejected row and remember the first few of each reason."""
         self.rejected[reject.reason] += 1
-        if reject.reason == "filter" and (reject.detail in self.filtered or len(self.filtered) < _LABELS_HELD):
-            self.filtered[reject.detail] += 1
         examples = self.examples.setdefault(reject.reason, [])
         if len(examples) < EXAMPLES_EACH:
             examples.append({"file": file, "row": row, "detail": reject.detail})
@@ -116,11 +94,6 @@ class Tally:
         if damage:
             self.cut_short[damage] += 1
 
-    def labels(self) -> str:
-        """Return the labels that the filter left out, the most frequent first, for an error."""
-        shown = ", ".join(f"{label} ({rows:,} rows)" for label, rows in self.filtered.most_common(_LABELS_SHOWN))
-        return f"{shown}, and others" if len(self.filtered) > _LABELS_SHOWN else shown
-
     def add(self, other: "Tally") -> None:
         """Add a later part's counts."""
         self.rejected += other.rejected
@@ -128,7 +101,6 @@ class Tally:
         self.licenses += other.licenses
         self.turns_scripted += other.turns_scripted
         self.cut_short += other.cut_short
-        self.filtered += other.filtered
         for reason, examples in other.examples.items():
             mine = self.examples.setdefault(reason, [])
             mine.extend(examples[: EXAMPLES_EACH - len(mine)])

@@ -43,14 +43,14 @@ def test_text_that_is_no_recipe_is_one_line(text: str, message: str) -> None:
 def test_a_value_that_cannot_be_read_and_a_duplicate_key_are_placed() -> None:
     document = read_document("a: 2024-99-99\nb: !!python/object:os.system 5\na: 1\n", "r.yaml")
     assert document.mistakes == [
-        (1, "a: cannot read '2024-99-99'; put it in quotes"),
-        (2, "b: cannot read '5'; put it in quotes"),
-        (3, "a: duplicate key; it is above already"),
+        ("r.yaml", 1, "a: cannot read '2024-99-99'; put it in quotes"),
+        ("r.yaml", 2, "b: cannot read '5'; put it in quotes"),
+        ("r.yaml", 3, "a: duplicate key; it is above already"),
     ]
 
 
 def test_values_of_an_anchor_can_be_taken_over_and_changed() -> None:
     document = read_document("a: &a {x: 1, y: 2}\nb:\n  y: 3\n  <<: *a\n", "r.yaml")
     assert document.values["b"] == {"x": 1, "y": 3}
-    assert document.line(("b", "y"), of_key=True) == 3 and document.line(("b", "x"), of_key=True) == 1
-    assert document.line(("b", "none", "deeper"), of_key=True) == 3
+    assert document.place(("b", "y"), of_key=True) == ("r.yaml", 3) and document.place(("b", "x")) == ("r.yaml", 1)
+    assert document.place(("b", "none", "deeper"), of_key=True) == ("r.yaml", 3)

@@ -14,10 +14,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from huggingface_hub import HfApi, HfFileSystem, get_token, hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.hf_api import DatasetInfo, RepoFile
 
-from eagle3_data.errors import HubError, UsageError
+from eagle3_data.errors import HubError, HubUnreachable, UsageError
 from eagle3_data.publishing.hub.errors import hub_errors, patiently
 from eagle3_data.publishing.release import CARD, MANIFEST, RemoteFile, parse_version
 
@@ -111,6 +116,10 @@ class Repository:
                         self.name, path, repo_type=KIND, revision=revision, token=self.token or False
                     )
                 )
+            except LocalEntryNotFoundError:  # a kind of EntryNotFoundError, but the Hub was not reached
+                raise HubUnreachable(
+                    f"{self.name}: no connection to the Hub, and {path} is not in the cache; connect and try again"
+                ) from None
             except EntryNotFoundError:
                 return None
             except RevisionNotFoundError:

@@ -183,6 +183,26 @@ def _find(repository: Repository, path: str, revision: str, sample_id: str, samp
     return None
 
 
+def locate_recipe(url: str, *, token: str | None = None) -> tuple[str, str]:
+    """Return the data set that a URL names, and the commit of its version (the newest when none is named).
+
+    Raises:
+        UsageError: `url` names no data set.
+        HubError: there is no such data set or version.
+    """
+    name, revision = parse_repo(url)
+    repository = Repository(name, token)
+    if revision is None:
+        known = repository.versions()
+        if not known:
+            raise HubError(f"{name}: it has no published version; name a branch or commit after @")
+        revision = f"v{known[-1]}"
+    info = repository.info(revision)
+    if info is None or not info.sha:
+        raise HubError(f"{name}: there is no such data set, or this token may not see it")
+    return name, str(info.sha)
+
+
 def fetch_recipe(url: str, *, token: str | None = None) -> str:
     """Return the text of the recipe that a published version carries, every revision pinned.
 
