@@ -14,6 +14,9 @@ import pyarrow as pa
 
 from eagle3_data.outcome import FINISH_REASONS, reasons
 from eagle3_data.schema import RECORD_FEATURES
+from eagle3_data.target.harmony import harmony_counts
+from eagle3_data.target.profile import TokenProfile
+from eagle3_data.target.segments import call_begins
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -257,7 +260,7 @@ def _ids(prompt: Lists, output: Lists, facts: Facts) -> Iterator[Finding]:
             rows = lists.rows_of(np.flatnonzero(wrong))
             yield Finding("vocabulary", np.unique(rows), _stranger(name, lists, wrong, size))
     endings = [list(ids) for key in ("generation_prompt_ids", "tool_turn_ids") if (ids := profile.get(key))]
-    if endings:
+    if endings and profile.get("generation_prompt_ids"):  # some templates add none: the user's turn ends in the cue
         unended = ~np.logical_or.reduce([prompt.ends_in(ids) for ids in endings])
         yield from _finding(
             "generation_prompt", unended & (prompt.lengths > 0), lambda row: f"ends in {prompt.row(row)}"
@@ -336,10 +339,25 @@ def _parts(prompt: Lists, output: Lists, number: Mapping[str, Numbers], facts: F
     end, unsure = thinking(prompt, output, profile)
     wrong = (said != end) & ~(unsure & (said == 0))
     yield from _finding("reasoning_tokens", wrong, lambda row: f"{said[row]}, the output says {end[row]}")
-    begin = profile.get("tool_call_begin_id")
     end = np.where(unsure & (said == 0), 0, end)
-    calls = output.count(output.flat == begin, end) if begin is not None else np.zeros(len(end), dtype=np.int64)
+    calls = _calls(output, end, profile)
     yield from _finding("tool_calls", called != calls, lambda row: f"{called[row]}, the output says {calls[row]}")
+
+
+def _calls(output: Lists, end: Numbers, profile: Mapping[str, Any]) -> Numbers:
+    """Return how many calls each row (n,) begins after its thinking, by the rule of `target.segments.Splitter`."""
+    if profile.get("channel_begin_id") is not None:
+        return np.asarray([count for _, count in _harmony(output, profile)], dtype=np.int64)
+    begin = profile.get("tool_call_begin_id")
+    if begin is None:
+        return np.zeros(len(end), dtype=np.int64)
+    return output.count(call_begins(output.flat, begin, profile.get("tool_call_begin_tail_ids") or ()), end)
+
+
+def _harmony(output: Lists, profile: Mapping[str, Any]) -> list[tuple[int, int]]:
+    whole = TokenProfile.from_dict(profile)
+    rows = zip(output.starts.tolist(), output.ends.tolist(), strict=True)
+    return [harmony_counts(output.flat[start:stop].tolist(), whole) for start, stop in rows]
 
 
 def thinking(prompt: Lists, output: Lists, profile: Mapping[str, Any]) -> tuple[Numbers, Flags]:
@@ -349,6 +367,9 @@ def thinking(prompt: Lists, output: Lists, profile: Mapping[str, Any]) -> tuple[
     space cannot be told without the tokenizer: those rows are unsure, and may also have no thinking.
     """
     nothing = np.zeros(len(output.lengths), dtype=np.int64)
+    if profile.get("channel_begin_id") is not None:
+        counted = [tokens for tokens, _ in _harmony(output, profile)]
+        return np.asarray(counted, dtype=np.int64), nothing.astype(bool)
     close, opening = profile.get("think_end_id"), profile.get("think_begin_id")
     state = profile["thinking_state"]
     if close is None or state == "none":

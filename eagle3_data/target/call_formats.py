@@ -33,7 +33,7 @@ _ARG_KEYS: Final = {
     "call_begin": "<tool_call>",
     "call_end": "</tool_call>",
     "pair_begin": "<arg_key>",
-    "key_end": "</arg_key><arg_value>",
+    "key_end": "</arg_key>\n<arg_value>",
     "value_end": "</arg_value>",
 }
 
@@ -110,6 +110,7 @@ _ALL: Final = (
         call_begin="<|tool_call>call:",
         call_end="<tool_call|>",
         quote='<|"|>',
+        content_last=True,
     ),
     CallFormat("mistral", "named", call_begin="[TOOL_CALLS]", middle="[ARGS]", id_mark="[CALL_ID]"),
     CallFormat("mistral_list", "json", call_begin="[TOOL_CALLS]", listed=True),

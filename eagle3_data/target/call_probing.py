@@ -55,8 +55,12 @@ def find_call_format(turn: Turn, controls: ControlTokens) -> CallFormat | None:
         turn: renders calls and a content as one assistant turn, without its header and end; None if it cannot.
         controls: the control tokens of the tokenizer.
     """
+    rendered = "".join(turn([_ONE], content) or "" for content in (CONTENT, ""))
+    if _ONE[0] not in rendered:
+        return None
+    written = set(controls.spelled(rendered))
     for form in (*CALL_FORMATS.values(), *_learned(turn, controls)):
-        if _reads_back(CallReader(form, controls), turn):
+        if written.issuperset(controls.spelled(form.call_begin)) and _reads_back(CallReader(form, controls), turn):
             return form
     return None
 
@@ -77,7 +81,8 @@ def _reads_back(reader: CallReader, turn: Turn) -> bool:
         if text is None or not all(str(value) in text for _, values in calls for value in values.values()):
             continue
         read = reader.read(reader.marks.literal(text), _SCHEMAS)
-        if read.after.strip() or read.fault or (content in text and content not in read.content):
+        after = "".join(piece for piece, _ in reader.controls.cut(read.after))
+        if after.strip() or read.fault or (content in text and content not in read.content):
             return False
         if [(call.name, json.loads(call.arguments)) for call in read.calls] != calls:
             return False

@@ -45,6 +45,7 @@ class CallFormat:
             value whose type the tool's schema says; `typed_key_end` that of a JSON value, "" if nothing tells.
         quote: around the texts of `braces`.
         bare: nothing marks a call, so an answer is either one call (or several) or no call at all.
+        content_last: the template writes the content of a message after its calls (Gemma).
     """
 
     name: str
@@ -66,6 +67,7 @@ class CallFormat:
     value_end: str = ""
     quote: str = ""
     bare: bool = False
+    content_last: bool = False
 
     def literals(self) -> list[str]:
         """Return every literal text of the form."""
@@ -162,6 +164,7 @@ class CallReader:
 
     def __init__(self, form: CallFormat, controls: ControlTokens) -> None:
         self.form = form
+        self.controls = controls
         self.marks = Marks(controls, form.literals())
         literal = self.marks.literal
         self._value_edges = (
@@ -193,14 +196,23 @@ class CallReader:
         stops = [form.middle] if form.middle else [form.pair_begin, form.call_end]
         if form.id_mark:
             stops.append(form.id_mark)
-        self._name_end = re.compile("|".join(rf"\s*{_flexible(literal(text))}" for text in stops if text) or r"\Z")
+        braces = form.style == "braces"
+        self._name_end = (
+            re.compile(r"(?=\{)")
+            if braces
+            else re.compile("|".join(rf"\s*{_flexible(literal(text))}" for text in stops if text) or r"\Z")
+        )
         self._trigger = re.compile(self._opening(literal(form.section_begin + form.call_begin)))
 
     def _opening(self, begin: str) -> str:
-        """Return a regular expression for what shows that a call begins: a mark, else the first word of the begin."""
-        marks = [character for character in begin if "\ud800" <= character <= "\udfff"]
+        """Return a regular expression for what shows that a call begins: a mark, else the first word of the begin.
+
+        What stands directly before a mark belongs to it: where one token marks every part of a call (DeepSeek-V4's
+        `｜DSML｜`), `<` and `</` tell a beginning from an end.
+        """
+        marks = re.findall("[^\\s\ud800-\udfff]*[\ud800-\udfff]", begin)
         if marks:
-            return "[" + "".join(dict.fromkeys(marks)) + "]"
+            return "|".join(re.escape(mark) for mark in dict.fromkeys(marks))
         return re.escape(begin.split()[0]) if begin.split() else r"(?!)"
 
     # ---- reading
@@ -227,6 +239,8 @@ class CallReader:
         while begins is not None and not fault and not text[place:begins].strip():
             place, fault = self._section(text, begins, schemas or {}, calls)
             begins = None if self.form.bare else self._next(text, place)
+        if self.form.content_last and not fault:
+            return Reading(plain(content + text[place:]), "", tuple(calls))
         return Reading(plain(content), plain(text[place:]), tuple(calls), fault)
 
     def _next(self, text: str, place: int) -> int | None:
@@ -402,6 +416,15 @@ def _skip(text: str, place: int) -> int:
     while place < len(text) and text[place].isspace():
         place += 1
     return place
+
+
+def read_arguments(name: str, arguments: str) -> str:
+    """Return why a call of this name with these arguments cannot be read, "" if it can."""
+    try:
+        _check(name, arguments)
+    except _FaultError as fault:
+        return str(fault)
+    return ""
 
 
 def _check(name: str, arguments: str) -> None:

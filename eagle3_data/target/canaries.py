@@ -35,9 +35,12 @@ class Family:
     Attributes:
         ordinary: ordinary tokens with their ids, by which the vocabulary is known even if all else about it is wrong.
         marker: a control token of the chat models over it; derived models with other control tokens are not judged.
+        written: strings of which the chat templates of the family write one; a model that shares the vocabulary but
+            writes other forms is another family.
+        model_types: how the names begin by which config.json may call the family.
         texts: the ids of each of `_TEXTS`.
         controls: control tokens with their ids; those that a tokenizer has must have these.
-        mend: what to do about a tokenizer that fails.
+        fix: what to do about a tokenizer that fails.
     """
 
     name: str
@@ -45,14 +48,16 @@ class Family:
     marker: str
     texts: tuple[list[int], ...]
     controls: Mapping[str, int]
-    mend: str
+    fix: str
+    written: tuple[str, ...]
+    model_types: tuple[str, ...]
 
 
-_KIMI_MEND: Final = (
+_KIMI_FIX: Final = (
     "set `trust_remote_code: true` under target and use transformers 5.10–5.12 or 5.16 and later (5.4.0–5.5.3 load it "
     "wrong either way, later ones load it wrong without remote code), or give a folder whose tokenizer.json is right"
 )
-_MEND: Final = "load it from the model's own repository at its own revision, with another version of transformers"
+_FIX: Final = "load it from the model's own repository at its own revision, with another version of transformers"
 
 FAMILIES: Final = (
     Family(
@@ -83,7 +88,9 @@ FAMILIES: Final = (
             "<think>": 163606,
             "</think>": 163607,
         },
-        mend=_KIMI_MEND,
+        fix=_KIMI_FIX,
+        written=("<|im_middle|>",),
+        model_types=("kimi", "deepseek_v3"),
     ),
     Family(
         name="Qwen2/Qwen3",
@@ -106,7 +113,9 @@ FAMILIES: Final = (
             "<think>": 151667,
             "</think>": 151668,
         },
-        mend=_MEND,
+        fix=_FIX,
+        written=("<|im_start|>",),
+        model_types=("qwen2", "qwen3"),
     ),
     Family(
         name="DeepSeek-V3",
@@ -131,7 +140,9 @@ FAMILIES: Final = (
             "<｜tool▁call▁begin｜>": 128808,
             "<｜tool▁sep｜>": 128814,
         },
-        mend=_MEND,
+        fix=_FIX,
+        written=("<｜tool▁call", "<｜tool▁sep｜>", "<｜Assistant｜><think>"),
+        model_types=("deepseek_v3", "deepseek_r1"),
     ),
     Family(
         name="SmolLM2",
@@ -146,41 +157,65 @@ FAMILIES: Final = (
             [1604, 275, 24, 104, 727, 472, 1003, 1792, 16506],
         ),
         controls={"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2},
-        mend=_MEND,
+        fix=_FIX,
+        written=("<|im_start|>",),
+        model_types=("llama", "smollm"),
     ),
 )
 
 
-def check_canaries(tokenizer: Any, codec: Codec) -> None:
+def check_canaries(
+    tokenizer: Any, codec: Codec, sources: Sequence[str], files: Mapping[str, Mapping[str, Any]], family: str | None
+) -> str:
     """Refuse a tokenizer that encodes wrongly.
 
     Every tokenizer must encode each control string to its own id and give plain text back on decoding; one of a known
     family must also give the ids that are known.
 
+    Args:
+        tokenizer, codec: the tokenizer.
+        sources: of its chat template.
+        files: config.json, parsed, where there is one.
+        family: the family by its name, `other` for none; None takes the one that vocabulary, template and config say.
+
+    Returns:
+        The name of the family, `other` if it is none that is known.
+
     Raises:
-        TargetError: it does not; the text says what differs and what mends it.
+        TargetError: it does not; the text says what differs and what fixes it.
     """
     from transformers import __version__
 
-    for family in FAMILIES:
-        if _is_of(family, codec):
-            fault = _known_fault(family, codec)
+    names = [one.name for one in FAMILIES]
+    if family not in (None, "other", *names):
+        raise TargetError(f"target.profile.family: {family!r} is not one of {', '.join([*names, 'other'])}")
+    found = "other"
+    for known in FAMILIES:
+        if family == known.name or (family is None and _is_of(known, codec, sources, files)):
+            found = known.name
+            fault = _known_fault(known, codec)
             if fault:
                 raise TargetError(
-                    f"this {family.name} tokenizer is wrong as transformers {__version__} loads it "
-                    f"({type(tokenizer).__name__}): {fault}; {family.mend}"
+                    f"this {known.name} tokenizer is wrong as transformers {__version__} loads it "
+                    f"({type(tokenizer).__name__}): {fault}; {known.fix}; if the model is not of this family, set "
+                    "`family: other` under target.profile"
                 )
     fault = _own_fault(tokenizer, codec)
     if fault:
         raise TargetError(
             f"the tokenizer is wrong as transformers {__version__} loads it ({type(tokenizer).__name__}): {fault}; "
-            + _MEND
+            + _FIX
         )
+    return found
 
 
-def _is_of(family: Family, codec: Codec) -> bool:
-    known = all(codec.vocabulary.get(token) == index for token, index in family.ordinary.items())
-    return known and family.marker in codec.controls.ids
+def _is_of(family: Family, codec: Codec, sources: Sequence[str], files: Mapping[str, Mapping[str, Any]]) -> bool:
+    if not all(codec.vocabulary.get(token) == index for token, index in family.ordinary.items()):
+        return False
+    model_type = files.get("config.json", {}).get("model_type")
+    if isinstance(model_type, str) and not model_type.startswith(family.model_types):
+        return False
+    return family.marker in codec.controls.ids and any(word in source for word in family.written for source in sources)
 
 
 def _known_fault(family: Family, codec: Codec) -> str:

@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 ROLES: Final = frozenset(
     ["system", "developer", "user", "assistant", "tool", "function", "ipython", "environment", "observation"]
 )
+_SHORT_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 _CANONICAL_ID: Final = re.compile(r"functions\.(.+):(\d+)")
 
 
@@ -35,6 +36,11 @@ class ChatRules:
         name_replaces_role: a `name` key of a message is printed in place of its role, so it is left out.
         null_content: calls are only written where the content of their message is null (DeepSeek-V3), so an empty
             content beside calls becomes null.
+        short_call_ids: the template refuses ids of calls that are not nine letters and digits (Mistral), so they
+            become `call00000` and so on.
+        reasoning_key: the key of a message that the template shows as its reasoning (gpt-oss: `thinking`).
+        drops: what the template leaves out of a chat: `tool calls`, `tool calls beside content`, `content beside tool
+            calls`, `tool results`, `system messages`, `names`.
         typescript_tools: the template takes the tools as a TypeScript declaration (`tools_ts_str`, Kimi-K2.5).
     """
 
@@ -42,6 +48,9 @@ class ChatRules:
     canonical_call_ids: bool = False
     name_replaces_role: bool = False
     null_content: bool = False
+    short_call_ids: bool = False
+    reasoning_key: str = "reasoning_content"
+    drops: frozenset[str] = frozenset()
     typescript_tools: bool = False
 
 
@@ -81,8 +90,8 @@ def prepare(messages: Sequence[Mapping[str, Any]], tools: Any, rules: ChatRules)
     if not messages:
         raise DataError("messages: the chat is empty; give at least one message")
     prepared = [_message(index, message, rules) for index, message in enumerate(messages)]
-    if rules.canonical_call_ids:
-        _number_calls(prepared)
+    if rules.canonical_call_ids or (rules.short_call_ids and not _ids_are_short(prepared)):
+        _number_calls(prepared, "functions.{name}:{index}" if rules.canonical_call_ids else "call{index:05d}")
     schemas, declaration = prepare_tools(tools, rules.typescript_tools)
     return Chat(prepared, schemas, declaration)
 
@@ -102,6 +111,8 @@ def _message(index: int, message: Mapping[str, Any], rules: ChatRules) -> dict[s
                 cleaned[key] = [_call(index, call, rules) for call in value]
         else:
             cleaned[key] = value if isinstance(value, str) else _without_nulls(value)
+    if rules.reasoning_key != "reasoning_content" and "reasoning_content" in cleaned:
+        cleaned.setdefault(rules.reasoning_key, cleaned.pop("reasoning_content"))
     if rules.null_content and cleaned["content"] == "" and "tool_calls" in cleaned:
         cleaned["content"] = None
     return cleaned
@@ -129,14 +140,19 @@ def _call(index: int, call: Mapping[str, Any], rules: ChatRules) -> dict[str, An
     return cleaned
 
 
-def _number_calls(messages: list[dict[str, Any]]) -> None:
-    """Give calls and results the canonical ids; a result without a known id answers the oldest call still open."""
+def _ids_are_short(messages: list[dict[str, Any]]) -> bool:
+    ids = [call.get("id") for message in messages for call in message.get("tool_calls", ())]
+    return all(isinstance(one, str) and _SHORT_ID.fullmatch(one) for one in ids)
+
+
+def _number_calls(messages: list[dict[str, Any]], form: str) -> None:
+    """Give calls and results ids by `form`; a result without a known id answers the oldest call still open."""
     count = 0
     renamed: dict[str, str] = {}
     waiting: list[str] = []
     for message in messages:
         for call in message.get("tool_calls", ()):
-            canonical = f"functions.{call['function']['name']}:{count}"
+            canonical = form.format(name=call["function"]["name"], index=count)
             count += 1
             if call.get("id"):
                 renamed[call["id"]] = canonical

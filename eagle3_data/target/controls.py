@@ -69,12 +69,14 @@ class AddedToken:
 def is_control(token: AddedToken) -> bool:
     """Tell whether an added token steers the model, so that no message may produce it.
 
-    Every special token does, and every other added token that is not white space, a word or an HTML tag: markers
+    Every special token does, and every other added token that is not a word or an HTML tag, white space apart: markers
     such as `</think>` and `<|tool_call_begin|>` are often added without the special flag.
     """
+    if not token.content.replace("▁", " ").strip():  # runs of spaces, spelled so by Gemma
+        return False
     if token.special:
-        return bool(token.content)
-    if not token.content.strip() or token.content.isalnum():
+        return True
+    if token.content.isalnum():
         return False
     return _HTML.fullmatch(token.content) is None
 

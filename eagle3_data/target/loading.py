@@ -12,7 +12,7 @@ from typing import Any
 from eagle3_data.errors import TargetError
 from eagle3_data.target.controls import AddedToken
 from eagle3_data.target.encoding import Codec, FastCodec, SlowCodec, TiktokenCodec
-from eagle3_data.target.probing import EndIds
+from eagle3_data.target.profile_reading import EndIds
 
 
 def load_tokenizer(path_or_id: str, revision: str | None, trust_remote_code: bool) -> Any:

@@ -30,7 +30,8 @@ class AssistantMessage:
         content: the answer, "" if there is none.
         reasoning_content: the thinking, "" if there is none.
         tool_calls: the calls, in order.
-        unreadable: why a call cannot be read, "" if all can. Then `tool_calls` is empty, and there is no message.
+        unreadable: why a call (or the answer) cannot be read, "" if all can. Then `tool_calls` is empty, and there is
+            no message.
     """
 
     content: str
@@ -42,7 +43,7 @@ class AssistantMessage:
         """Return the message: role, content, and reasoning_content and tool_calls where there are any.
 
         Raises:
-            ValueError: a call cannot be read.
+            ValueError: it is unreadable.
         """
         if self.unreadable:
             raise ValueError(f"there is no message: {self.unreadable}")

@@ -1,25 +1,25 @@
 """Reads what a chat template does by rendering sentinel words through it.
 
-Goes in: a template, the control tokens of its tokenizer and the end ids of the model's configuration. Comes out: the
-rules for preparing chats and the token profile. Nothing is typed in for a model: what cannot be read off is one
-error that names the fields to give in the recipe.
+Goes in: a template and the control tokens of its tokenizer. Comes out: what the template writes around questions,
+answers, thinking, calls and results, what it leaves out, and the rules for preparing chats. Nothing is typed in for a
+model.
 """
 
 import functools
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from eagle3_data.errors import DataError, TargetError
-from eagle3_data.target.call_formats import CALL_FORMATS, HARMONY
+from eagle3_data.target.call_formats import CALL_FORMATS
 from eagle3_data.target.call_probing import CONTENT, PROBE_TOOLS, Call, find_call_format
 from eagle3_data.target.calls import CallFormat
 from eagle3_data.target.chats import Chat, ChatRules, prepare_tools
 from eagle3_data.target.controls import ControlTokens
 from eagle3_data.target.messages import Joints
-from eagle3_data.target.profile import ThinkingState, TokenProfile
+from eagle3_data.target.profile import ThinkingState
 from eagle3_data.target.template import ChatTemplate
 
 # The markers of thinking that models in use have; the first pair whose two strings are single added tokens counts.
@@ -35,35 +35,12 @@ THINK_MARKERS: Final = (
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
 THINKING_SWITCHES: Final = ("thinking", "enable_thinking")
-_HARMONY: Final = ("<|start|>", "<|channel|>", "<|message|>")
+REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
+_HARMONY: Final = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 
-_USER, _CONTENT, _REASON, _RESULT = "Zquestion", CONTENT, "Zreason", "Zresult"
-_NAMES, _VALUES, _IDS = ("zfirst", "zsecond"), ("Zone", "Ztwo"), ("Zcallone1", "Zcalltwo2")
-
-Encode = Callable[[str], Sequence[int]]
-
-
-@dataclass(frozen=True)
-class EndIds:
-    """Ids that end an answer by the model's files: config.json, generation_config.json, the tokenizer."""
-
-    generation_config: tuple[int, ...] = ()
-    config: tuple[int, ...] = ()
-    tokenizer: tuple[int, ...] = ()
-
-
-@dataclass
-class _Calls:
-    """What rendering tool calls showed."""
-
-    mapping: bool = False
-    shows_ids: bool = False
-    shows_names: bool = False
-    before: list[int] = field(default_factory=list)
-    separator: int | None = None
-    between: list[int] = field(default_factory=list)
-    after: list[int] = field(default_factory=list)
-    messages: list[dict[str, Any]] | None = None
+_USER, _SYSTEM, _REASON, _RESULT, _NAME = "Zquestion", "Zsystem", "Zreason", "Zresult", "Zname"
+_IDS: Final = ("Zcallone1", "Zcalltwo2")
+_CALLS: Final[tuple[Call, ...]] = (("zfirst", {"zkey": "Zone"}), ("zsecond", {"zkey": "Ztwo"}))
 
 
 @dataclass(frozen=True)
@@ -89,8 +66,7 @@ class Prober:
     def __init__(self, template: ChatTemplate, controls: ControlTokens) -> None:
         self._template = template
         self._controls = controls
-        self.writing = self._probe_writing()
-        self.calls = self._probe_calls()
+        self._rendered: dict[str, str | None] = {}
 
     # ---- rendering
 
@@ -101,32 +77,54 @@ class Prober:
             self._template.with_variables({**self._template.variables, **variables}) if variables else self._template
         )
         schemas, declaration = prepare_tools(PROBE_TOOLS, template.takes_typescript) if tools else (None, None)
-        return template.text(Chat(messages, schemas, declaration), generation_prompt=prompt)
+        return template.probe(Chat(messages, schemas, declaration), generation_prompt=prompt)
 
     def _try(self, messages: list[dict[str, Any]], tools: bool = False, prompt: bool = False) -> str | None:
-        try:
-            return self._text(messages, tools, prompt)
-        except DataError:
-            return None
+        """Render a chat, None where the template refuses it; one that was rendered before is not rendered again."""
+        key = json.dumps([messages, tools, prompt])
+        if key not in self._rendered:
+            try:
+                self._rendered[key] = self._text(messages, tools, prompt)
+            except DataError:
+                self._rendered[key] = None
+        return self._rendered[key]
 
     def _ids(self, text: str) -> list[int]:
         return [index for _, index in self._controls.cut(text) if index >= 0]
 
     # ---- calls
 
-    def _probe_writing(self) -> "Writing":
-        """Find how calls must be given to the template, and the form in which it writes them."""
-        for null_content in (False, True):
-            for mapping in (False, True):
-                for named_ids in (False, True):
-                    writing = Writing(None, mapping, null_content, named_ids)
-                    form = find_call_format(functools.partial(self._turn, writing=writing), self._controls)
-                    if form is not None:
-                        return replace(writing, form=form)
-        return Writing(None, False, False, False)
+    @functools.cached_property
+    def writing(self) -> Writing:
+        """How calls must be given to the template, and the form in which it writes them.
 
-    def _turn(self, calls: Sequence[Call], content: str, writing: "Writing") -> str | None:
-        """Render calls and a content as one assistant turn, without its header and end; None if it cannot be."""
+        Arguments stay the JSON text that they are where that is printed as an object; else they become a mapping.
+        """
+        for null_content, mapping, named_ids in itertools.product((False, True), repeat=3):
+            writing = Writing(None, mapping, null_content, named_ids)
+            form = find_call_format(functools.partial(self._turn, writing=writing), self._controls)
+            if form is not None:
+                return replace(writing, form=_without_thinking(form))
+        return Writing(self._named_in_source(), self._shows_mapping(), False, False)
+
+    def _named_in_source(self) -> CallFormat | None:
+        """Return the known form whose control strings the template's source holds, if calls cannot be rendered."""
+        if any(self._turn(_CALLS[:1], content, Writing(None, True, False, False)) for content in (CONTENT, "")):
+            return None
+        source = "\n".join(self._template.sources())
+        for form in CALL_FORMATS.values():
+            controls = set(self._controls.spelled(form.section_begin + form.call_begin + form.call_end))
+            if controls and all(control in source for control in controls):
+                return form
+        return None
+
+    def _shows_mapping(self) -> bool:
+        texts = [self._turn(_CALLS[:1], "", Writing(None, mapping, False, False)) for mapping in (False, True)]
+        return "Zone" in (texts[1] or "") and json.dumps(_CALLS[0][1]) not in (texts[0] or "")
+
+    def calling(self, calls: Sequence[Call], content: str, writing: Writing | None = None) -> dict[str, Any]:
+        """Return an assistant message with calls, as the template must be given it."""
+        writing = writing or self.writing
         made = [
             {
                 "id": f"functions.{name}:{index}" if writing.named_ids else _IDS[index],
@@ -136,72 +134,94 @@ class Prober:
             for index, (name, values) in enumerate(calls)
         ]
         given = None if writing.null_content and not content else content
-        text = self._try([_user(), {"role": "assistant", "content": given, "tool_calls": made}], tools=True)
-        plain = self._try([_user(), _assistant()], tools=True)
-        if text is None or plain is None or _CONTENT not in plain:
-            return None
-        header, end = plain[: plain.rfind(_CONTENT)], plain[plain.rfind(_CONTENT) + len(_CONTENT) :]
-        shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, header, strict=False))
-        turn = text[sum(1 for _ in shared) :]
-        closing = next((self._controls.strings[index] for _, index in self._controls.cut(end) if index >= 0), "")
-        return turn[: turn.find(closing)] if closing and closing in turn else turn
+        return {"role": "assistant", "content": given, "tool_calls": made}
 
-    def _probe_calls(self) -> _Calls:
-        plain = self._try([_user(), _assistant()]) or ""
-        seen = set(self._ids(plain))
-        for content, count in ((_CONTENT, 2), ("", 2), ("", 1)):
-            for mapping in (False, True):
-                messages = [_user(), _calling(content, count, mapping)]
-                text = self._try(messages, tools=True)
-                if text is None:
-                    continue
-                start = text.rfind(content or _USER)
-                tail = text[max(start, 0) :]
-                shown = [_json(index) if not mapping else _VALUES[index] for index in range(count)]
-                if all(piece in tail for piece in shown):
-                    return self._read_calls(tail, count, mapping, seen, messages)
-        return _Calls()
+    def _turn(self, calls: Sequence[Call], content: str, writing: Writing | None = None) -> str | None:
+        """Render calls and a content as one assistant turn, without its header and end; None if it cannot be."""
+        message = self.calling(calls, content, writing)
+        for tools in (True, False):
+            text = self._try([_user(), message], tools)
+            plain = self._try([_user(), _assistant()], tools)
+            if text is None or plain is None or CONTENT not in plain:
+                continue
+            header = _shared(text, plain[: plain.rfind(CONTENT)])
+            tail = plain[plain.rfind(CONTENT) + len(CONTENT) :]
+            ending = text[len(text) - _shared(text[::-1], tail[::-1]) :]
+            first = self._controls.first(ending)
+            return text[header : len(text) - (0 if first is None else len(ending) - first)]
+        return None
 
-    def _read_calls(
-        self, tail: str, count: int, mapping: bool, seen: set[int], messages: list[dict[str, Any]]
-    ) -> _Calls:
-        def where(words: Sequence[str], index: int) -> int:
-            return tail.find(words[index])
-
-        names = [where(_NAMES, index) for index in range(count)]
-        ids = [where(_IDS, index) for index in range(count)]
-        calls = _Calls(mapping, shows_ids=ids[0] >= 0, shows_names=names[0] >= 0, messages=messages)
-        heads = [
-            min(place for place in (names[index], ids[index]) if place >= 0)
-            for index in range(count)
-            if names[index] >= 0 or ids[index] >= 0
-        ]
-        if len(heads) != count:
-            return calls
-        values = [where(_VALUES, index) for index in range(count)]
-        calls.before = [index for index in self._ids(tail[: heads[0]]) if index not in seen]
-        if heads[0] < values[0]:
-            between = self._ids(tail[heads[0] : values[0]])
-            calls.separator = between[0] if between else None
-        if count == 2:
-            calls.between = self._ids(tail[values[0] : heads[1]])
-        calls.after = [index for index in self._ids(tail[values[-1] :]) if index not in seen]
-        return calls
+    def writes_calls(self) -> bool:
+        """Tell whether anything of a call is written at all."""
+        contents = (CONTENT, "")
+        turns = [self._turn(_CALLS[:1], content) for content in contents]
+        return any(turn is not None and _CALLS[0][0] in turn for turn in turns)
 
     # ---- rules
 
     def rules(self) -> ChatRules:
         """Return how chats must be prepared for this template."""
-        named = self._try([{**_user(), "name": "Zname"}])
+        named = self._try([{**_user(), "name": _NAME}])
         unnamed = self._try([_user()])
-        replaces = bool(named and unnamed and "Zname" in named and named.replace("Zname", "user") == unnamed)
+        replaces = bool(named and unnamed and _NAME in named and named.replace(_NAME, "user") == unnamed)
         return ChatRules(
-            mapping_arguments=self.writing.mapping if self.writing.form else self.calls.mapping,
-            canonical_call_ids=self.writing.named_ids or (self.calls.shows_ids and not self.calls.shows_names),
-            null_content=self.writing.null_content,
+            mapping_arguments=self.writing.mapping,
+            canonical_call_ids=self.writing.named_ids,
+            short_call_ids=self._wants_short_ids(),
             name_replaces_role=replaces,
+            null_content=self.writing.null_content,
+            reasoning_key=self._reasoning_key(),
             typescript_tools=self._template.takes_typescript,
+            drops=self._drops(replaces),
         )
+
+    def _wants_short_ids(self) -> bool:
+        """Tell whether ids of calls must be nine letters and digits (Mistral's templates refuse others)."""
+        if self.writing.named_ids or self._try([_user(), self.calling(_CALLS[:1], "")], True) is None:
+            return False
+        message = self.calling(_CALLS[:1], "")
+        message["tool_calls"][0]["id"] = "call_of_another_length"
+        return self._try([_user(), message], True) is None
+
+    def _reasoning_key(self) -> str:
+        """Return the key of a message whose text is shown as its reasoning."""
+        for key in REASONING_KEYS:
+            for answer in (_assistant(), self.calling(_CALLS[:1], "")):
+                text = self._try([_user(), {**answer, key: _REASON}], tools="tool_calls" in answer)
+                if text is not None and _REASON in text:
+                    return key
+        return REASONING_KEYS[0]
+
+    def _drops(self, replaces_role: bool) -> frozenset[str]:
+        """Return the parts of a chat that the template leaves out; a refusal is no leaving out."""
+        found: set[str] = set()
+
+        def note(part: str, messages: list[dict[str, Any]], word: str, tools: bool = False) -> None:
+            text = self._try(messages, tools)
+            if text is not None and word not in text:
+                found.add(part)
+
+        note("system messages", [{"role": "system", "content": _SYSTEM}, _user()], _SYSTEM)
+        if not replaces_role:
+            note("names", [{**_user(), "name": _NAME}], _NAME)
+        name = _CALLS[0][0]
+        for content, part in (("", "tool calls"), (CONTENT, "tool calls beside content")):
+            message = self.calling(_CALLS[:1], content)
+            note(part, [_user(), message], name)
+            if content and part not in found:
+                note("content beside tool calls", [_user(), message], content)
+        if "tool calls" in found:
+            found.discard("tool calls beside content")
+        answered = [_user(), self.calling(_CALLS[:1], ""), *self._results(1)]
+        note("tool results", answered, _RESULT)
+        return frozenset(found)
+
+    def _results(self, count: int) -> list[dict[str, Any]]:
+        calls = self.calling(_CALLS[:count], "")["tool_calls"]
+        return [
+            {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": _RESULT}
+            for call in calls
+        ]
 
     # ---- thinking
 
@@ -217,45 +237,66 @@ class Prober:
                 return name
         return None
 
+    @functools.cached_property
     def think_ids(self) -> tuple[int | None, int | None]:
-        """Return the ids of the thinking markers that the template can write, (None, None) if there are none."""
+        """The ids of the thinking markers that the template can write, (None, None) if there are none.
+
+        A pair that is known by name counts if the template's source holds it; else the tokens between which a
+        rendered reasoning stands, if they stand in no answer without reasoning.
+        """
         sources = "\n".join(self._template.sources())
         for begin, end in THINK_MARKERS:
             if begin in self._controls.ids and end in self._controls.ids and (end in sources or begin in sources):
                 return self._controls.ids[begin], self._controls.ids[end]
+        return (None, None) if self.is_harmony() else self._paired_around_reasoning()
+
+    def _paired_around_reasoning(self) -> tuple[int | None, int | None]:
+        key = self._reasoning_key()
+        for answer, tools in ((_assistant(), False), (self.calling(_CALLS[:1], CONTENT), True)):
+            text = self._try([_user(), {**answer, key: _REASON}], tools)
+            plain = self._try([_user(), answer], tools)
+            if text is None or plain is None or _REASON not in text or CONTENT not in text:
+                continue
+            before, rest = text.rsplit(_REASON, 1)
+            opened, closed = self._ids(before), self._ids(rest)
+            without = self._ids(plain)
+            if opened and closed and opened[-1] != closed[0] and {opened[-1], closed[0]}.isdisjoint(without):
+                return opened[-1], closed[0]
         return None, None
 
     def generation_prompt(self) -> str:
-        """Return the text that the template adds after a final user message.
+        """Return the text that the template adds after a final user message, "" if it adds nothing.
+
+        Some templates end a user's turn with the cue to answer (Mistral's `[/INST]`, Command-R).
 
         Raises:
-            TargetError: asking for a generation prompt changes the chat before it, or adds nothing.
+            TargetError: the template refuses a single user message, or asking for a generation prompt changes the
+                chat before it.
         """
-        without = self._text([_user()])
-        with_prompt = self._text([_user()], prompt=True)
-        if not with_prompt.startswith(without) or with_prompt == without:
+        try:
+            without = self._text([_user()])
+            with_prompt = self._text([_user()], prompt=True)
+        except DataError as error:
+            raise TargetError(f"{error}; it must take a chat of one user message") from error
+        if not with_prompt.startswith(without):
             raise TargetError(
-                "the chat template adds no generation prompt of its own (add_generation_prompt changes "
-                f"{'nothing' if with_prompt == without else 'the chat before it'}), so the target cannot be asked to "
-                "answer; mend chat_template.jinja"
+                "add_generation_prompt changes the chat before the generation prompt, so that prompts cannot be told "
+                "from answers; fix chat_template.jinja"
             )
         return with_prompt[len(without) :]
 
     def tool_turn(self, default: str) -> str:
         """Return the text after a final tool result, generation prompt included; `default` if none can be rendered."""
-        if self.calls.messages is None:
-            return default
-        results = [
-            {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": _RESULT}
-            for call in self.calls.messages[-1]["tool_calls"]
-        ]
-        text = self._try([*self.calls.messages, *results], tools=True, prompt=True)
-        if text is None or _RESULT not in text:
-            return default
-        tail = text[text.rfind(_RESULT) + len(_RESULT) :]
-        # Ordinary text before the first control token may merge with the end of the result, so it proves nothing.
-        first = self._controls.first(tail)
-        return tail if first is None else tail[first:]
+        for count, content in ((2, CONTENT), (2, ""), (1, "")):
+            chat = [_user(), self.calling(_CALLS[:count], content), *self._results(count)]
+            text = self._try(chat, tools=True, prompt=True) or self._try(chat, prompt=True)
+            if text is not None and _RESULT in text and _CALLS[0][0] in text:
+                tail = text[text.rfind(_RESULT) + len(_RESULT) :]
+                # Ordinary text before the first control token may merge with the end of the result, so it proves
+                # nothing.
+                first = self._controls.first(tail)
+                return tail if first is None else tail[first:]
+        return default
 
     def state(self, suffix: str, begin: int | None, end: int | None) -> ThinkingState:
         """Tell whether the generation prompt `suffix` leaves thinking open, closed, or to the model."""
@@ -268,55 +309,84 @@ class Prober:
 
     def keeps_reasoning(self) -> tuple[bool, bool]:
         """Tell whether reasoning shows in the last answer, and in an earlier one, when a chat is rendered again."""
-        answer = {**_assistant(), "reasoning_content": _REASON}
+        answer = {**_assistant(), self._reasoning_key(): _REASON}
         last, history = self._try([_user(), answer]), self._try([_user(), answer, _user()])
         return bool(last and _REASON in last), bool(history and _REASON in history)
 
     def joints(self) -> Joints:
         """Return the white space that the template writes around the parts of an answer."""
-        begin, end = self.think_ids()
+        begin, end = self.think_ids
         strings = self._controls.strings
-        reasoned = self._try([_user(), {**_assistant(), "reasoning_content": _REASON}]) or ""
         joints = Joints()
-        if begin is not None and end is not None and _REASON in reasoned and _CONTENT in reasoned:
+        for answer in (_assistant(), self.calling(_CALLS[:1], CONTENT)):
+            reasoned = self._try([_user(), {**answer, self._reasoning_key(): _REASON}], "tool_calls" in answer) or ""
+            if begin is None or end is None or _REASON not in reasoned or CONTENT not in reasoned:
+                continue
             before, rest = reasoned.rsplit(_REASON, 1)
             opened, closed = before.rsplit(strings[begin], 1)[-1], rest.split(strings[end], 1)
-            content = closed[-1].split(_CONTENT, 1)[0]
-            spaces = (opened, closed[0], content if len(closed) == 2 else "")
-            joints = Joints(*(space if not space.strip() else "" for space in spaces))
-        turn = self._turn([(_NAMES[0], {"zkey": _VALUES[0]})], _CONTENT, self.writing)
-        tail = turn.split(_CONTENT, 1)[-1] if turn else ""
+            content = closed[-1].split(CONTENT, 1)[0] if len(closed) == 2 else ""
+            joints = Joints(opened, closed[0], "" if content.strip() else content)
+            break
+        turn = self._turn(_CALLS[:1], CONTENT)
+        tail = turn.split(CONTENT, 1)[-1] if turn else ""
         return replace(joints, before_calls=tail[: len(tail) - len(tail.lstrip())])
 
     def shows_tools(self) -> bool:
         """Tell whether the template prints the tools at all."""
         text = self._try([_user()], tools=True)
-        return bool(text and _NAMES[0] in text)
+        return bool(text and _CALLS[0][0] in text)
 
     # ---- end of turn
 
-    def end_of_turn(self) -> int | None:
-        """Return the control token that the template puts right after an answer, None if it puts none."""
+    def end_of_turn(self, known: Sequence[int]) -> int | None:
+        """Return the control token that ends an answer, None if the template puts none.
+
+        It is one of the `known` end ids if the template writes one; else what follows the answer directly, if it is
+        written nowhere else in the turn (a tag that closes parts of an answer is); else what is written last.
+        """
         text = self._try([_user(), _assistant()])
-        if text is None or _CONTENT not in text:
+        if text is None or CONTENT not in text:
             return None
-        pieces = self._controls.cut(text[text.rfind(_CONTENT) + len(_CONTENT) :])
-        between, index = pieces[0]
-        return index if index >= 0 and not between.strip() else None
+        tail = self._ids(text[text.rfind(CONTENT) + len(CONTENT) :])
+        if not tail:
+            return None
+        listed = [index for index in tail if index in known]
+        if listed:
+            return listed[0]
+        asked = self._try([_user()]) or ""
+        full = self._try([_user(), {**_assistant(), self._reasoning_key(): _REASON}]) or text
+        inside = self._ids(full[len(asked) : full.rfind(CONTENT)]) if full.startswith(asked) else []
+        again = tail[0] in tail[1:] or tail[0] in inside
+        pieces = self._controls.cut(text[text.rfind(CONTENT) + len(CONTENT) :])
+        return tail[-1] if again or pieces[0][0].strip() else tail[0]
+
+    def ends_of_calls(self) -> list[int]:
+        """Return the control tokens that end an answer which calls, where that differs from other answers'.
+
+        Such a token stands last in the turn, is no part of the form of the calls, and nothing that ends other answers
+        follows it (harmony's `<|call|>`, Gemma's `<|tool_response>`).
+        """
+        plain = self._try([_user(), _assistant()]) or ""
+        called = self._try([_user(), self.calling(_CALLS[:1], "")], tools=True)
+        if called is None or "Zone" not in called or CONTENT not in plain:
+            return []
+        tail = self._ids(called[called.rfind("Zone") :])
+        ending = self._ids(plain[plain.rfind(CONTENT) :])
+        literals = self.writing.form.literals() if self.writing.form else []
+        own = {index for literal in literals for index in self._ids(literal)}
+        return tail[-1:] if tail and tail[-1] not in own and not set(ending) & set(tail) else []
+
+    def call_opening(self) -> str:
+        """Return the first word that stands between an answer's content and its calls, "" if there is none."""
+        turn = self._turn(_CALLS[:1], CONTENT) or ""
+        between = turn[len(CONTENT) : turn.find(_CALLS[0][0])] if turn.startswith(CONTENT) else ""
+        return between.split()[0] if between.split() else ""
 
     def openers(self) -> set[int]:
         """Return the control tokens around a system text, a question and in the generation prompt."""
-        system = {"role": "system", "content": _CONTENT}
+        system = {"role": "system", "content": CONTENT}
         texts = (self._try([system, _user()], prompt=True), self._try([_user()], prompt=True))
         return {index for text in texts if text for index in self._ids(text)}
-
-    def call_format(self) -> str:
-        """Return `tool_call_format` of the profile."""
-        if self.is_harmony():
-            return HARMONY
-        if self.writing.form is not None:
-            return self.writing.form.name
-        return "none" if self.calls.messages is None else "unknown"
 
     def is_harmony(self) -> bool:
         """Tell whether the template writes the harmony format (gpt-oss), which marks no thinking but channels."""
@@ -324,98 +394,24 @@ class Prober:
         return all(marker in self._controls.ids and marker in sources for marker in _HARMONY)
 
 
-def build_profile(
-    prober: Prober,
-    encode: Encode,
-    ends: EndIds,
-    *,
-    vocabulary_size: int,
-    bos: int | None,
-    tools_format: str,
-    given: Mapping[str, Any],
-) -> TokenProfile:
-    """Read the token profile off a template.
-
-    Args:
-        prober: the template, with the thinking switch set as it will be used.
-        encode: rendered text to ids, control strings live.
-        ends: end ids by the model's files.
-        vocabulary_size, bos, tools_format: as in TokenProfile.
-        given: fields of the recipe, which win over what is read.
-
-    Raises:
-        TargetError: something cannot be read off and `given` does not hold it.
-    """
-    if prober.is_harmony() and not {"end_of_turn_ids", "thinking_state"} <= given.keys():
-        raise TargetError(
-            "this template writes the harmony format, whose thinking stands in channels that no single token closes, "
-            "so the profile cannot be read off it; give target.profile in the recipe: end_of_turn_ids (ids that end "
-            "an answer: <|return|>, <|call|>), thinking_state (none, or open), and think_begin_id and think_end_id if "
-            "thinking is to be counted"
-        )
-    begin, end = prober.think_ids()
-    suffix = prober.generation_prompt()
-    own_end = prober.end_of_turn()
-    if own_end is None and not (ends.generation_config or ends.config or "end_of_turn_ids" in given):
-        raise TargetError(
-            "the chat template writes no end of turn, and there is no config.json or generation_config.json beside "
-            "the tokenizer that names it; give target.profile.end_of_turn_ids in the recipe (ids that end an answer)"
-        )
-    listed = [*([] if own_end is None else [own_end]), *ends.generation_config, *ends.config, *ends.tokenizer]
-    before, between, after = prober.calls.before, prober.calls.between, prober.calls.after
-    call_begin = before[-1] if before else None
-    call_end, outer_end = _call_ends(before, between, after)
-    last, history = prober.keeps_reasoning()
-    state, tool_turn = prober.state(suffix, begin, end), prober.tool_turn(suffix)
-    tool_state = state if tool_turn.endswith(suffix) else prober.state(tool_turn, begin, end)
-    ends_and_markers = {*listed, begin, end, *before, *between, *after}
-    profile = TokenProfile(
-        vocabulary_size=vocabulary_size,
-        bos=bos,
-        end_of_turn_ids=tuple(dict.fromkeys(listed)),
-        generation_prompt_ids=tuple(int(index) for index in encode(suffix)),
-        tool_turn_ids=tuple(int(index) for index in encode(tool_turn)),
-        thinking_state=state,
-        tool_turn_state=tool_state if tool_state != state else None,
-        thinking_switch=prober.switch(),
-        think_begin_id=begin,
-        think_end_id=end,
-        tool_section_begin_id=before[0] if len(before) > 1 else None,
-        tool_section_end_id=outer_end if len(before) > 1 else None,
-        tool_call_begin_id=call_begin,
-        tool_call_end_id=call_end if call_begin is not None else None,
-        tool_separator_id=prober.calls.separator if call_begin is not None else None,
-        template_only_ids=tuple(sorted(prober.openers() - ends_and_markers)),
-        keeps_reasoning_last=last,
-        keeps_reasoning_history=history,
-        tools_format=tools_format if prober.shows_tools() else "none",
-        tool_call_format=prober.call_format(),
-    )
-    return profile.overridden(given)
+def thinking_markers(prober: Prober, given: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return the ids of the thinking markers, those that a recipe gives before those that are read off."""
+    begin, end = prober.think_ids
+    return given.get("think_begin_id", begin), given.get("think_end_id", end)
 
 
-def call_format(profile: TokenProfile, prober: Prober) -> CallFormat | None:
-    """Return the form of calls that a profile names, None if it is none that can be read."""
-    if profile.tool_call_format == "template":
-        return prober.writing.form
-    return CALL_FORMATS.get(profile.tool_call_format)
+def _without_thinking(form: CallFormat) -> CallFormat:
+    """Return a form whose beginning holds no end of thinking: some templates write content there (Command-R)."""
+    section, call = form.section_begin, form.call_begin
+    for _, end in THINK_MARKERS if form.name == "template" else ():
+        section, call = section.rpartition(end)[2].strip(), call.rpartition(end)[2].strip()
+    return replace(form, section_begin=section, call_begin=call)
 
 
-def _call_ends(before: list[int], between: list[int], after: list[int]) -> tuple[int | None, int | None]:
-    """Return the tokens that end a call and all calls.
-
-    A template may mark each argument as well (GLM's `</arg_value>`), so what ends a call is the last token before the
-    next call begins. Where only one call can be rendered, its end is as far from the tail's end as its beginning is
-    from the head's.
-    """
-    call_end: int | None = None
-    rest = between[: between.index(before[-1])] if before and before[-1] in between else between
-    if rest:
-        call_end = rest[-1]
-    elif after:
-        call_end = after[-len(before)] if 0 < len(before) <= len(after) else after[0]
-    beyond = after[after.index(call_end) + 1 :] if call_end in after else after
-    return call_end, beyond[0] if beyond else None
+def _shared(one: str, other: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return sum(1 for _ in pairs)
 
 
 def _user() -> dict[str, Any]:
@@ -423,23 +419,4 @@ def _user() -> dict[str, Any]:
 
 
 def _assistant() -> dict[str, Any]:
-    return {"role": "assistant", "content": _CONTENT}
-
-
-def _json(index: int) -> str:
-    return json.dumps({"zkey": _VALUES[index]})
-
-
-def _calling(content: str, count: int, mapping: bool) -> dict[str, Any]:
-    calls = [
-        {
-            "id": _IDS[index],
-            "type": "function",
-            "function": {
-                "name": _NAMES[index],
-                "arguments": {"zkey": _VALUES[index]} if mapping else _json(index),
-            },
-        }
-        for index in range(count)
-    ]
-    return {"role": "assistant", "content": content, "tool_calls": calls}
+    return {"role": "assistant", "content": CONTENT}

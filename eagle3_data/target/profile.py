@@ -39,14 +39,22 @@ class TokenProfile:
         tool_section_begin_id, tool_section_end_id: around all calls of an answer, None if there are no such tokens.
         tool_call_begin_id, tool_call_end_id: around one call, None if calls are plain text.
         tool_separator_id: between the name (or id) of a call and its arguments, None if that is text.
+        tool_call_begin_tail_ids: ids that must follow `tool_call_begin_id` for it to begin a call; empty where that
+            token alone does.
+        turn_begin_id, channel_begin_id, message_begin_id, message_end_id: the tokens of harmony (gpt-oss), None
+            elsewhere: `<|start|>`, `<|channel|>`, `<|message|>`, `<|end|>`. With them thinking is the messages in the
+            channel whose name is `thinking_channel_ids`, and calls are the messages whose header holds
+            `recipient_ids`.
+        thinking_channel_ids, recipient_ids: see above, empty elsewhere.
         template_only_ids: control tokens that open turns (headers, begin of sequence): an answer that holds one has
             run into another turn.
         keeps_reasoning_last, keeps_reasoning_history: whether re-rendering a chat shows the reasoning of its last
             answer and of earlier ones.
         tools_format: `typescript`, `json`, or `none` where the template ignores tools.
         tool_call_format: how calls are written: a name of `call_formats.CALL_FORMATS` (SGLang's names of tool call
-            parsers), `gpt-oss`, `template` (read off the template's own literal texts), `none` (the template writes
-            no calls), or `unknown` (it does, in a form that could not be read off).
+            parsers), `gpt-oss` (harmony), `template` (read off the template's own literal texts), `none` (the template
+            writes no calls), or `unknown` (it does, in a form that could not be read off).
+        family: the known vocabulary that the tokenizer was compared with (`canaries.FAMILIES`), `other` if none.
     """
 
     vocabulary_size: int
@@ -69,12 +77,27 @@ class TokenProfile:
     keeps_reasoning_history: bool = False
     tools_format: str = "none"
     tool_call_format: str = "none"
+    tool_call_begin_tail_ids: tuple[int, ...] = ()
+    turn_begin_id: int | None = None
+    channel_begin_id: int | None = None
+    message_begin_id: int | None = None
+    message_end_id: int | None = None
+    thinking_channel_ids: tuple[int, ...] = ()
+    recipient_ids: tuple[int, ...] = ()
+    family: str = "other"
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether outputs are messages in channels (harmony)."""
+        return self.channel_begin_id is not None
 
     def state_after(self, prompt_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None) -> ThinkingState:
         """Return how a prompt (n,) leaves thinking; without one, how the generation prompt does."""
         if prompt_ids is None or self.tool_turn_state in (None, self.thinking_state):
             return self.thinking_state
         ending = self.generation_prompt_ids
+        if not ending:
+            return self.thinking_state
         asked = tuple(int(index) for index in prompt_ids[-len(ending) :]) == ending
         return self.thinking_state if asked or self.tool_turn_state is None else self.tool_turn_state
 
@@ -129,9 +152,17 @@ class TokenProfile:
         return dataclasses.replace(whole, template_only_ids=kept)
 
 
-_LISTS: Final = ("end_of_turn_ids", "generation_prompt_ids", "tool_turn_ids", "template_only_ids")
+_LISTS: Final = (
+    "end_of_turn_ids",
+    "generation_prompt_ids",
+    "tool_turn_ids",
+    "template_only_ids",
+    "tool_call_begin_tail_ids",
+    "thinking_channel_ids",
+    "recipient_ids",
+)
 _FLAGS: Final = ("keeps_reasoning_last", "keeps_reasoning_history")
-_TEXTS: Final = ("thinking_switch", "tools_format")
+_TEXTS: Final = ("thinking_switch", "tools_format", "family")
 CALL_FORMAT_NAMES: Final = (*CALL_FORMATS, HARMONY, "template", "none", "unknown")
 
 

@@ -40,12 +40,12 @@ class Renderer:
     def __init__(self, template: ChatTemplate, codec: Codec, rules: ChatRules, forge: Forge) -> None:
         self._template = template
         self._codec = codec
-        self._rules = rules
+        self.rules = rules
         self._forge = forge
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> Chat:
         """Return the chat as the template is given it."""
-        return prepare(messages, tools, self._rules)
+        return prepare(messages, tools, self.rules)
 
     def forged(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> int:
         """Return how many control strings the texts of a chat spell."""

@@ -5,7 +5,6 @@ thinking of its own). Of the prompt only its ending matters, where a template en
 Comes out: where the reasoning ends, how many calls were begun, and text views decoded from the ids.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -50,13 +49,28 @@ class Segments:
     unreadable: str = ""
 
 
-class Splitter:
-    """Splits outputs by one profile."""
+def call_begins(ids: Ids, begin: int, tail: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Return a bool array (n,), True where an id of `ids` (n,) is `begin` and the ids after it are `tail`."""
+    found: npt.NDArray[np.bool_] = ids == begin
+    for offset, wanted in enumerate(tail, 1):
+        found[: len(found) - offset] &= ids[offset:] == wanted
+        found[max(len(found) - offset, 0) :] = False
+    return found
 
-    def __init__(self, profile: TokenProfile, decode: Decode, calls: CallReader | None = None) -> None:
+
+class Splitter:
+    """Splits outputs by one profile.
+
+    `calls` reads the calls; without it an answer that holds `opening`, if there is one, has calls that cannot be read.
+    """
+
+    def __init__(
+        self, profile: TokenProfile, decode: Decode, calls: CallReader | None = None, opening: str = ""
+    ) -> None:
         self._profile = profile
         self._decode = decode
         self._calls = calls
+        self._opening = opening
         openers = (profile.tool_section_begin_id, profile.tool_call_begin_id)
         self._tool_begins = [index for index in openers if index is not None]
 
@@ -84,13 +98,17 @@ class Splitter:
         places = np.flatnonzero(ids[: _LEADING + 1] == self._profile.think_begin_id)
         return bool(len(places)) and not self._decode(ids[: places[0]].tolist()).strip()
 
+    def reasoning_tokens(self, ids: Ids, prompt: Ids | None = None) -> int:
+        """Return how many leading tokens of `ids` (n,) are thinking."""
+        return self.reasoning_end(ids, prompt)[0]
+
     def tool_calls(self, ids: Ids, prompt: Ids | None = None) -> int:
         """Return how many tool calls `ids` (n,) begins after its thinking."""
         begin = self._profile.tool_call_begin_id
         if begin is None:
             return 0
         end, _ = self.reasoning_end(ids, prompt)
-        return int(np.count_nonzero(ids[end:] == begin))
+        return int(np.count_nonzero(call_begins(ids[end:], begin, self._profile.tool_call_begin_tail_ids)))
 
     def split(self, ids: Ids, prompt: Ids | None = None, schemas: Schemas | None = None) -> Segments:
         """Split an output (n,), the answer to `prompt` (m,), into its parts; `schemas` as `CallReader.read`."""
@@ -119,11 +137,8 @@ class Splitter:
         """Take the calls out of what follows the thinking."""
         if self._calls is not None:
             return self._calls.read(self._calls.marks.text(ids.tolist(), self._decode), schemas)
-        begin = self._profile.tool_call_begin_id
-        places: list[int] = np.flatnonzero(ids == begin).tolist() if begin is not None else []
-        if not places:
-            return Reading(self._decode(ids.tolist()))
-        bounds = [*places, len(ids)]
-        texts = [self._decode(ids[start + 1 : stop].tolist()) for start, stop in itertools.pairwise(bounds)]
-        calls = tuple(ToolCall("", "", "", False, text) for text in texts)
-        return Reading(self._decode(ids[: bounds[0]].tolist()), "", calls, _UNKNOWN_FORMAT)
+        text = self._decode(ids.tolist())
+        place = text.find(self._opening) if self._opening else -1
+        if place < 0:
+            return Reading(text)
+        return Reading(text[:place], "", (ToolCall("", "", "", False, text[place:]),), _UNKNOWN_FORMAT)

@@ -6,19 +6,21 @@ prompt ids, the parts of an output, a token profile, and an identity that tells 
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from eagle3_data.errors import TargetError
+from eagle3_data.errors import DataError, TargetError
 from eagle3_data.target.calls import CallReader
 from eagle3_data.target.canaries import check_canaries, server_canaries, vocabulary_canaries
 from eagle3_data.target.chats import tool_parameters
 from eagle3_data.target.encoding import Codec, Ids
 from eagle3_data.target.gguf import load_gguf
+from eagle3_data.target.harmony import HarmonySplitter
+from eagle3_data.target.left_out import LeftOut
 from eagle3_data.target.loading import (
     embedding_rows,
     end_ids,
@@ -28,13 +30,12 @@ from eagle3_data.target.loading import (
     resolved_revision,
 )
 from eagle3_data.target.messages import AssistantMessage, to_message
-from eagle3_data.target.probing import THINKING_SWITCHES, EndIds, Prober, build_profile, call_format
+from eagle3_data.target.probing import THINKING_SWITCHES, Prober, thinking_markers
 from eagle3_data.target.profile import TokenProfile, checked_fields
+from eagle3_data.target.profile_reading import Vocabulary, build_profile, given_format
 from eagle3_data.target.rendering import Forge, Renderer
 from eagle3_data.target.segments import Segments, Splitter
 from eagle3_data.target.template import ChatTemplate
-
-_log = logging.getLogger(__name__)
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -42,7 +43,7 @@ Messages = Sequence[Mapping[str, Any]]
 class Target:
     """A target model's tokenizer, template and token profile. Make one with `from_pretrained` or `from_gguf`.
 
-    It holds no state that a call changes, so that threads and asyncio tasks may share one. Pickling keeps where it
+    Threads and asyncio tasks may share one: no call changes what another returns. Pickling keeps where it
     came from, not the vocabulary, and checks on loading that the tokenizer is still the same.
 
     Attributes:
@@ -78,21 +79,21 @@ class Target:
         self._requested = thinking
         self._codec: Codec = make_codec(tokenizer)
         try:
-            check_canaries(tokenizer, self._codec)
+            family = check_canaries(
+                tokenizer, self._codec, ChatTemplate(tokenizer).sources(), dict(files or {}), self._given.get("family")
+            )
             template, self.thinking = self._switched(thinking)
             prober = Prober(template, self._codec.controls)
-            self.profile = self._read_profile(prober, template, dict(files or {}))
-        except TargetError as error:
+            self.profile = self._read_profile(prober, template, dict(files or {}), family)
+            rules = prober.rules()
+        except (TargetError, DataError) as error:
             raise TargetError(f"{model}: {error}") from error
         self._template = template
-        self._renderer = Renderer(template, self._codec, prober.rules(), forge)
-        form = call_format(self.profile, prober)
-        self._splitter = Splitter(
-            self.profile, self._codec.decode, None if form is None else CallReader(form, self._codec.controls)
-        )
-        self._names_in_ids = prober.rules().canonical_call_ids
+        self._renderer = Renderer(template, self._codec, rules, forge)
+        self._splitter = self._make_splitter(prober)
         self._joints = prober.joints()
-        self._tools_shown = self.profile.tools_format != "none"
+        drops = rules.drops | ({"tools"} if self.profile.tools_format == "none" else frozenset())
+        self._left_out = LeftOut(model, drops)
         self._identity: dict[str, Any] | None = None
 
     # ---- making one
@@ -181,7 +182,7 @@ class Target:
         if thinking is not None and switch is not None:
             template = template.with_variables({switch: thinking})
             return template, thinking
-        begin, end = prober.think_ids()
+        begin, end = thinking_markers(prober, self._given)
         state = self._given.get("thinking_state") or prober.state(prober.generation_prompt(), begin, end)
         if switch is not None:
             return template, state != "closed"
@@ -194,19 +195,29 @@ class Target:
             )
         return template, now
 
-    def _read_profile(self, prober: Prober, template: ChatTemplate, files: dict[str, dict[str, Any]]) -> TokenProfile:
+    def _read_profile(
+        self, prober: Prober, template: ChatTemplate, files: dict[str, dict[str, Any]], family: str
+    ) -> TokenProfile:
         size = max(self._codec.vocabulary.values(), default=-1) + 1
         rows = embedding_rows(files)
-        ends: EndIds = end_ids(files, self.tokenizer)
-        return build_profile(
-            prober,
-            lambda text: self._codec.encode([text])[0].tolist(),
-            ends,
-            vocabulary_size=size if rows is None else min(size, rows),
+        vocabulary = Vocabulary(
+            size=size if rows is None else min(size, rows),
             bos=self.tokenizer.bos_token_id,
-            tools_format="typescript" if template.takes_typescript else "json",
-            given=self._given,
+            family=family,
+            controls=self._codec.controls,
+            encode=lambda text: self._codec.encode([text])[0].tolist(),
+            encode_plain=lambda text: self._codec.encode_plain([text])[0].tolist(),
         )
+        tools_format = "typescript" if template.takes_typescript else "json"
+        return build_profile(prober, vocabulary, end_ids(files, self.tokenizer), tools_format, self._given)
+
+    def _make_splitter(self, prober: Prober) -> Splitter | HarmonySplitter:
+        if self.profile.has_channels:
+            return HarmonySplitter(self.profile, self._codec.decode)
+        form = given_format(prober, self._given)
+        reader = None if form is None else CallReader(form, self._codec.controls)
+        opening = prober.call_opening() if self.profile.tool_call_format == "unknown" else ""
+        return Splitter(self.profile, self._codec.decode, reader, opening)
 
     # ---- what it is
 
@@ -265,8 +276,8 @@ class Target:
         Raises:
             DataError: the chat is not what it should be, or the template refuses it.
         """
-        self._mind_tools([tools])
         ids: list[int] = self._renderer.ids([(messages, tools)])[0].tolist()
+        self._left_out.note([(messages, tools)])
         return ids
 
     def render_batch(self, messages: Sequence[Messages], tools: Sequence[Any] | None = None) -> list[Ids]:
@@ -281,19 +292,14 @@ class Target:
             ValueError: `messages` and `tools` differ in length.
         """
         pairs = list(zip(messages, [None] * len(messages) if tools is None else tools, strict=True))
-        self._mind_tools([given for _, given in pairs])
-        return self._renderer.ids(pairs)
+        ids = self._renderer.ids(pairs)
+        self._left_out.note(pairs)
+        return ids
 
-    def _mind_tools(self, tools: Sequence[Any]) -> None:
-        """Say once, loudly, that tools are left out of the prompts."""
-        if self._tools_shown or all(given in (None, "[]", []) for given in tools):
-            return
-        self._tools_shown = True
-        _log.warning(
-            "%s: its chat template has no place for tools, so they are left out of its prompts; give a template that "
-            "declares them if the target was trained with tools",
-            self.model,
-        )
+    @property
+    def left_out(self) -> dict[str, int]:
+        """What the chat template has left out of the chats rendered so far: part -> number of messages (or chats)."""
+        return dict(self._left_out.counts)
 
     def render_text(self, messages: Messages, tools: Any = None) -> str:
         """Return the rendered text of a chat, generation prompt included, before it is encoded."""
@@ -351,14 +357,22 @@ class Target:
             DataError: `tools` is no list of tool schemas.
         """
         parts = self.split(output_ids, input_ids, tools=tools)
-        return to_message(parts, self._joints, names_in_ids=self._names_in_ids, first_call=first_call)
+        names_in_ids = self._renderer.rules.canonical_call_ids or self.profile.tool_call_format == "kimi_k2"
+        message = to_message(parts, self._joints, names_in_ids=names_in_ids, first_call=first_call)
+        foreign = np.flatnonzero(np.isin(_ids(output_ids), self.profile.template_only_ids))
+        if len(foreign) and not message.unreadable:
+            token = self.show(_ids(output_ids)[foreign[:1]])
+            return replace(
+                message, tool_calls=(), unreadable=f"the answer holds {token}, which only a template writes"
+            )
+        return message
 
     def reasoning_tokens(self, output_ids: Sequence[int] | Ids, input_ids: Sequence[int] | Ids | None = None) -> int:
         """Return how many tokens of an output (n,) are thinking, its end token included; arguments as `split`.
 
         All of them if it never closed; those before the tool token if a tool call ended it; 0 without thinking.
         """
-        return self._splitter.reasoning_end(_ids(output_ids), _prompt(input_ids))[0]
+        return self._splitter.reasoning_tokens(_ids(output_ids), _prompt(input_ids))
 
     def tool_calls(self, output_ids: Sequence[int] | Ids, input_ids: Sequence[int] | Ids | None = None) -> int:
         """Return how many tool calls an output (n,) begins; arguments as `split`.

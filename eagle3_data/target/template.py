@@ -5,13 +5,18 @@ rendering is transformers' own (its sandbox, filters and variables), so that the
 makes.
 """
 
-from collections.abc import Mapping
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from eagle3_data.errors import DataError, TargetError
 from eagle3_data.target.chats import Chat
 
 _TYPESCRIPT_VARIABLE: Final = "tools_ts_str"
+_PROBE_SECONDS: Final = 5.0  # of processor time; a probe takes milliseconds
+_LONGEST_PROBE: Final = 4_000_000  # characters
 
 
 class ChatTemplate:
@@ -55,6 +60,18 @@ class ChatTemplate:
             # Whatever a template raises (Jinja errors, TypeErrors of its expressions) is about this chat.
             raise DataError(f"the chat template refuses this chat: {type(error).__name__}: {error}") from error
 
+    def probe(self, chat: Chat, *, generation_prompt: bool) -> str:
+        """Render a chat of a few words, within bounds on time and length that any usable template keeps far below.
+
+        Raises:
+            DataError: the template refuses this chat.
+            TargetError: it does not come to an end, or writes without end.
+        """
+        text = bounded(lambda: self.text(chat, generation_prompt=generation_prompt))
+        if len(text) > _LONGEST_PROBE:
+            raise TargetError(f"the chat template makes {len(text):,} characters of a chat of a few words")
+        return text
+
     def _render(self, chat: Chat, generation_prompt: bool, variables: dict[str, Any]) -> str:
         if self._by_class:
             text: str = self._tokenizer.apply_chat_template(
@@ -77,3 +94,45 @@ class ChatTemplate:
         )
         text = rendered[0][0]
         return text
+
+
+def bounded(render: Callable[[], str]) -> str:
+    """Return what `render` returns, unless it takes more than `_PROBE_SECONDS` of processor time.
+
+    It runs in a thread, in which an exception is raised when its time is over: a template is Python code after all,
+    so that loops in it end there.
+
+    Raises:
+        TargetError: the time is over.
+    """
+    outcome: dict[str, Any] = {}
+
+    def work() -> None:
+        try:
+            outcome["text"] = render()
+        except BaseException as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(0.2)
+    while thread.is_alive() and _processor_time(thread) < _PROBE_SECONDS:
+        thread.join(0.2)
+    if thread.is_alive():
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        thread.join(1.0)
+        raise TargetError(
+            f"the chat template does not come to an end: a chat of a few words takes more than {_PROBE_SECONDS:.0f} s "
+            "to render; look at its loops"
+        )
+    if "error" in outcome:
+        raise outcome["error"]
+    text: str = outcome["text"]
+    return text
+
+
+def _processor_time(thread: threading.Thread) -> float:
+    try:
+        return time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
+    except OSError:  # it has ended
+        return 0.0

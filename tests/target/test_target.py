@@ -376,11 +376,9 @@ def test_r1_and_harmony(tmp_path: Path) -> None:
     assert Target.from_pretrained(folder, thinking=True).profile.thinking_state == "open"
     names = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>")
     folder, ids = makers.make(tmp_path / "oss", makers.HARMONY, names, eos="<|return|>")
-    with pytest.raises(TargetError, match=r"harmony.*end_of_turn_ids.*thinking_state"):
-        Target.from_pretrained(folder)
-    ends = [ids["<|return|>"], ids["<|call|>"]]
-    given = Target.from_pretrained(folder, profile={"end_of_turn_ids": ends, "thinking_state": "none"})
-    assert given.stop_token_ids == tuple(ends)
+    ends = (ids["<|return|>"], ids["<|call|>"])
+    read = Target.from_pretrained(folder)
+    assert (read.stop_token_ids, read.profile.tool_call_format, read.profile.has_channels) == (ends, "gpt-oss", True)
     with pytest.raises(TargetError, match="unknown field 'end_of_turn'"):
         Target.from_pretrained(folder, profile={"end_of_turn": ends})
 
@@ -393,7 +391,8 @@ def test_tools_that_a_template_ignores_are_said_loudly(tmp_path: Path, caplog: p
     target.render([USER], "[]")
     assert not caplog.text
     assert target.render([USER], tools) == target.render([USER], json.dumps(tools)) == target.render([USER])
-    assert caplog.text.count("no place for tools") == 1
+    assert caplog.text.count("leaves out tools") == 1
+    assert target.left_out["tools"] == 2
 
 
 # ---- forging through templates that join strings
