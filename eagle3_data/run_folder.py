@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from eagle3_data.errors import DataError, DiskFull, MachineError, RunLocked
 
-MANIFEST_FORMAT: Final = 1
+MANIFEST_FORMAT: Final = 2
 ROWS_PER_FILE: Final = 50_000
 ROWS_PER_GROUP: Final = 1_000
 # Of token ids, before compression: who streams the first rows reads some three groups, each about half of this.
@@ -222,9 +222,15 @@ class RunFolder:
             manifest = read_json(self.manifest_path)
         except FileNotFoundError:
             return {}
-        if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
+        version = manifest.get("format") if isinstance(manifest, dict) else None
+        if isinstance(version, int) and version < MANIFEST_FORMAT:
+            raise DataError(
+                f"{self.manifest_path}: written by an earlier version of eagle3-data, whose records had no dialogue, "
+                "turn and loop_tokens; give the recipe another name (its rows are asked again), or use that version"
+            )
+        if version != MANIFEST_FORMAT:
             raise DataError(f"{self.manifest_path}: not a manifest of format {MANIFEST_FORMAT}; upgrade eagle3-data")
-        return manifest
+        return dict(manifest)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace the manifest."""

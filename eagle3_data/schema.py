@@ -42,9 +42,16 @@ _ORIGIN_COLUMNS: Final[dict[str, Any]] = {
     "license": Value("string"),  # SPDX id of the upstream row, or "unknown"
 }
 
+_DIALOGUE_COLUMNS: Final[dict[str, Any]] = {
+    "dialogue": Value("string"),  # sample_id of the first turn of the dialogue; its own where the row stands alone
+    "turn": Value("int32"),  # 0-based place among the answered turns of the dialogue
+}
+
 PROMPT_FEATURES: Final = Features(
     {
         **_ORIGIN_COLUMNS,
+        **_DIALOGUE_COLUMNS,
+        "later_turns": [Value("string")],  # of a script (turns: rollout) the sample_ids of its turns after the first
         "expected_tokens": Value("int32"),  # length of the upstream answer in tokens, 0 if unknown: orders work only
         "messages": [MESSAGE_FEATURES],  # ends on the turn that is to be answered
         "tools": Value("string"),  # JSON list of OpenAI tool schemas, "[]" when there are none
@@ -54,7 +61,8 @@ PROMPT_FEATURES: Final = Features(
 RECORD_FEATURES: Final = Features(
     {
         **_ORIGIN_COLUMNS,
-        "sample": Value("int32"),  # which of several answers to one prompt
+        "sample": Value("int32"),  # which of several answers to one prompt, from 0
+        **_DIALOGUE_COLUMNS,
         "input_ids": [Value("int32")],  # the prompt only, generation prompt included
         "output_ids": [Value("int32")],  # what the target wrote, stop token included
         "finish_reason": Value("string"),  # one of outcome.FINISH_REASONS
@@ -65,6 +73,7 @@ RECORD_FEATURES: Final = Features(
         "tool_calls": Value("int32"),  # tool calls begun
         "max_new_tokens": Value("int32"),  # the budget that was sent, rounds summed
         "rounds": Value("int32"),  # 1, or more when a truncated row was continued
+        "loop_tokens": Value("int32"),  # length of the tail of output_ids that repeats what is before it, 0 if none
     }
 )
 
@@ -147,6 +156,20 @@ def _canonical_tools(tools: str) -> str:
 def content_hash(messages: Sequence[Message], tools: str) -> str:
     """Return the SHA-256 (64 hex digits) of a prompt's canonical JSON."""
     return hashlib.sha256(canonical_json(messages, tools)).hexdigest()
+
+
+def prefix_hashes(messages: Sequence[Message], tools: str, ends: Sequence[int]) -> list[str]:
+    """Return `content_hash(messages[:end], tools)` for each of `ends`, which rise; each message is encoded once."""
+    digest, hashes, done = hashlib.sha256(b"[["), [], 0
+    tail = f"],{_canonical_tools(tools)}]".encode()
+    for end in ends:
+        for message in clean_messages(messages[done:end]):
+            digest.update(("," if done else "").encode() + _CANONICAL.encode(message).encode())
+            done += 1
+        whole = digest.copy()
+        whole.update(tail)
+        hashes.append(whole.hexdigest())
+    return hashes
 
 
 def sample_id(source: str, messages: Sequence[Message], tools: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from eagle3_data.loops import loop_tokens
 from eagle3_data.outcome import FINISH_REASONS, reasons
 from eagle3_data.schema import RECORD_FEATURES
 from eagle3_data.target.harmony import harmony_counts
@@ -53,7 +54,9 @@ KINDS: Final[dict[str, str]] = {
     "context": "prompt and output are longer than the engine's context",
     "reasoning_tokens": "reasoning_tokens is not what the output says",
     "tool_calls": "tool_calls is not what the output says",
-    "rounds": "rounds is below 1, or sample or max_new_tokens below its least",
+    "rounds": "rounds is below 1, or sample, turn or max_new_tokens below its least",
+    "loop_tokens": "loop_tokens is not what the output says",
+    "dialogue": "the first turn of a dialogue does not name itself, or a later turn does",
 }
 
 
@@ -179,10 +182,13 @@ def findings(table: pa.Table, facts: Facts, source: str | None) -> Iterator[Find
     yield from _stops(output, number, ends, facts)
     yield from _limits(prompt, output, number, ends, sources, facts)
     yield from _parts(prompt, output, number, facts)
+    yield from _loops(output, number["loop_tokens"], ends)
+    yield from _dialogues(table, number["turn"])
 
 
 _NUMBERS: Final = (
     "sample",
+    "turn",
     "stop_token_id",
     "prompt_tokens",
     "completion_tokens",
@@ -190,6 +196,7 @@ _NUMBERS: Final = (
     "tool_calls",
     "max_new_tokens",
     "rounds",
+    "loop_tokens",
 )
 
 
@@ -236,11 +243,12 @@ def _lengths(prompt: Lists, output: Lists, number: Mapping[str, Numbers]) -> Ite
         yield from _finding(kind, number[kind] != lists.lengths, detail(number[kind], lists))
     yield from _finding("empty_prompt", prompt.lengths == 0, lambda _: "no ids")
     yield from _finding("empty_output", output.lengths == 0, lambda _: "no ids")
-    low = (number["rounds"] < 1) | (number["sample"] < 0) | (number["max_new_tokens"] < 1)
+    least = {"rounds": 1, "sample": 0, "turn": 0, "max_new_tokens": 1}
+    low = np.logical_or.reduce([number[name] < lowest for name, lowest in least.items()])
     yield from _finding(
         "rounds",
         low,
-        lambda row: ", ".join(f"{name}={number[name][row]}" for name in ("rounds", "sample", "max_new_tokens")),
+        lambda row: ", ".join(f"{name}={number[name][row]}" for name in least),
     )
 
 
@@ -328,6 +336,19 @@ def _limits(
             wrong,
             lambda row: f"{ends[row]} at {budget[row]} tokens, the cap is {caps[row]}, the context {context}",
         )
+
+
+def _loops(output: Lists, said: Numbers, ends: Any) -> Iterator[Finding]:
+    found = np.zeros(len(said), np.int64)
+    for row in np.flatnonzero(_ends_with(ends, "cut")).tolist():
+        found[row] = loop_tokens(output.flat[output.starts[row] : output.ends[row]])
+    yield from _finding("loop_tokens", said != found, lambda row: f"{said[row]}, the output says {found[row]}")
+
+
+def _dialogues(table: pa.Table, turn: Numbers) -> Iterator[Finding]:
+    names, dialogues = table["sample_id"].to_pylist(), table["dialogue"].to_pylist()
+    own = np.asarray([name == dialogue for name, dialogue in zip(names, dialogues, strict=True)], dtype=bool)
+    yield from _finding("dialogue", own != (turn == 0), lambda row: f"turn {turn[row]} of {dialogues[row]!r}")
 
 
 def _parts(prompt: Lists, output: Lists, number: Mapping[str, Numbers], facts: Facts) -> Iterator[Finding]:

@@ -11,12 +11,13 @@ import uuid
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import datasets
 import numpy as np
 
 from eagle3_data.errors import DataError, UsageError
+from eagle3_data.generation.asked_target import AskedTarget
 from eagle3_data.generation.budget import truncation
 from eagle3_data.generation.client.connections import Connection, Connections
 from eagle3_data.generation.client.facts import ServerFacts
@@ -28,8 +29,7 @@ from eagle3_data.generation.extension import Extend, ladder
 from eagle3_data.generation.journal.entry import Entry, Head, Ids, prompt_crc
 from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.generation.journal.sharing import shared_journal
-from eagle3_data.generation.prompts.rendered import Renderer
-from eagle3_data.generation.records.columns import Reader, step_columns
+from eagle3_data.generation.records.columns import Answered, step_columns
 from eagle3_data.generation.storm import Storm
 from eagle3_data.outcome import Outcome, of_code
 from eagle3_data.sampling import complete_sampling
@@ -37,18 +37,6 @@ from eagle3_data.schema import clean_messages
 
 # Below this many rows at once Dataset.map spins on the tasks that wait behind a slow one (60 CPU seconds where 3 do).
 _MAP_TASKS: Final = 200_000
-
-
-class Asked(Reader, Renderer, Protocol):
-    """What a Generator needs of a target: `eagle3_data.Target`."""
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Ids from this on are never sent."""
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end an answer."""
 
 
 class Generator:
@@ -77,7 +65,7 @@ class Generator:
 
     def __init__(
         self,
-        target: Asked,
+        target: AskedTarget,
         urls: Sequence[str] | Mapping[str, float],
         sampling: Mapping[str, float | int],
         max_new_tokens: int | Mapping[str, int],
@@ -174,6 +162,7 @@ class Generator:
             raise DataError(
                 f"generate: the row has no column {error}; it needs sample_id, and input_ids or messages and tools"
             ) from None
+        place = str(row.get("dialogue") or sample_id), int(row.get("turn") or 0)
         if given is not None:
             ids = np.asarray(given, np.int32)
         else:
@@ -181,11 +170,12 @@ class Generator:
             try:
                 ids = np.asarray(self.target.render_batch([clean_messages(messages or [])], [tools])[0], np.int32)
             except Exception as error:
-                return step_columns(self.target, np.zeros(0, np.int32), self.fault(sample_id, _said(error)))
+                ids, entry = np.zeros(0, np.int32), self.fault(sample_id, _said(error))
+                return step_columns(self.target, Answered(ids, entry, *place))
         entry = await self.answer(sample_id, source, ids)
         if self.journal.crowded:
             await asyncio.to_thread(self.journal.flush)
-        return step_columns(self.target, ids, entry)
+        return step_columns(self.target, Answered(ids, entry, *place))
 
     async def answer(self, sample_id: str, source: str, ids: Ids, home: Server | None = None) -> Entry:
         """Return a row's outcome, from the journal or from a server. Rows asked for twice at once are asked once."""

@@ -22,6 +22,7 @@ from eagle3_data.schema import PROMPT_FEATURES, content_hash
 from eagle3_data.source_names import code_hash
 from eagle3_data.sources.dialogue import STRUCTURAL, TURN_POLICIES, Dialogue, Prompt, Reject, prompts
 from eagle3_data.sources.reading import BadRow, Column, Wanted, fault, read_rows, suffix_of
+from eagle3_data.sources.script import Script
 from eagle3_data.sources.upstream import SourceFile, file_revision, hub_files, pinned_files
 
 _PROBED_ROWS: Final = 64
@@ -250,7 +251,7 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
     def rows_of(cls, outcome: Outcome, file: SourceFile, config: Any) -> Iterator[dict[str, Any]]:
         """Yield the rows in PROMPT_FEATURES that an outcome gives."""
         entry = config.entry or cls.INFO.name
-        for prompt in outcome.prompts:
+        for turn, prompt in enumerate(outcome.prompts):
             yield {
                 "sample_id": f"{entry}-{prompt.digest[:24]}",
                 "source": entry,
@@ -261,6 +262,9 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                 "source_turn": prompt.turn,
                 "origin": prompt.origin,
                 "license": prompt.license,
+                "dialogue": f"{entry}-{outcome.prompts[0].digest[:24]}",
+                "turn": turn,
+                "later_turns": Script(prompt.messages, prompt.tools, prompt.turn).later_ids(entry),
                 "expected_tokens": prompt.expected_tokens,
                 "messages": [_full(message) for message in prompt.messages],
                 "tools": prompt.tools,
@@ -337,7 +341,7 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         assert outcome.reject is not None
         empty = Outcome(outcome.row, [Prompt([], "[]", "", "unknown", 0, content_hash([], "[]"), -1)], None)
         row = next(self.rows_of(empty, file, self.config))
-        row.update(sample_id="", source_turn=-1)
+        row.update(sample_id="", dialogue="", source_turn=-1)
         return {**row, "reject_reason": outcome.reject.reason, "reject_detail": outcome.reject.detail}
 
 

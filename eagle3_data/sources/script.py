@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3_data.schema import sample_id
+from eagle3_data.schema import prefix_hashes, sample_id
 
 Message = Mapping[str, Any]
 ASKING = frozenset({"user", "tool"})
@@ -86,3 +86,14 @@ class Script:
             for message in self.messages[self.source_turn + 1 : index + 1]
         ]
         return sample_id(source, [*first, *later], self.tools)
+
+    def later_ids(self, source: str) -> list[str]:
+        """Return the sample_ids of the turns after the first, in order."""
+        later = self.turns[1:]
+        if not later:
+            return []
+        reduced = [
+            {"role": "assistant"} if index > self.source_turn and message["role"] == "assistant" else message
+            for index, message in enumerate(self.messages)
+        ]
+        return [f"{source}-{digest[:24]}" for digest in prefix_hashes(reduced, self.tools, [at + 1 for at in later])]

@@ -66,6 +66,8 @@ def row(index: int) -> Row:
         "origin": "",
         "license": "Apache-2.0",
         "sample": 0,
+        "dialogue": f"B1-{index:024x}",
+        "turn": 0,
         "input_ids": prompt,
         "output_ids": list(output),
         "finish_reason": reason,
@@ -76,6 +78,7 @@ def row(index: int) -> Row:
         "tool_calls": calls,
         "max_new_tokens": CAP,
         "rounds": 1,
+        "loop_tokens": 0,
     }
 
 

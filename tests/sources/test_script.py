@@ -163,3 +163,17 @@ def test_a_glaive_script_holds_upstreams_calls_and_results() -> None:
     called = next(index for index in script.turns if script.calls(index))
     assert script.calls(called) == [("functions.detect_language:0", "detect_language")]
     assert json.loads(prompt.messages[called + 2]["content"]) == {"language": "French"}
+
+
+def test_ids_of_later_turns_are_those_of_their_scripts() -> None:
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "weather in Paris?", "tool_calls": None},
+        {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "content": "rain", "tool_call_id": "a"},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "gràcies"},
+    ]
+    script = Script(messages, "[]", 1)
+    assert script.later_ids("B1") == [script.sample_id("B1", index) for index in (3, 5)]
+    assert Script(messages[:2], "[]", 1).later_ids("B1") == []

@@ -64,9 +64,10 @@ def prompts(
         row = (number * 7) % rows if turns > 1 else number
         text = " ".join(map(str, prompt_ids(start + row if turns > 1 else number, tokens)))
         chat = [{"role": "user", "content": text}]
+        digest = schema.content_hash(chat, "[]")[:24]
         made.append(
             {
-                "sample_id": f"{source}-{schema.content_hash(chat, '[]')[:24]}",
+                "sample_id": f"{source}-{digest}",
                 "source": source,
                 "config": "all",
                 "source_revision": "r",
@@ -75,6 +76,9 @@ def prompts(
                 "source_turn": row % turns,
                 "origin": "",
                 "license": "mit",
+                "dialogue": f"{source}-dialogue-{row // turns}" if turns > 1 else f"{source}-{digest}",
+                "turn": row % turns,
+                "later_turns": [],
                 "expected_tokens": expected[number - start] if expected else 0,
                 "messages": chat,
                 "tools": "[]",

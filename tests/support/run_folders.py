@@ -128,6 +128,9 @@ def prompt_rows(source: str, first: int, last: int) -> list[dict[str, Any]]:
                 "source_turn": 0,
                 "origin": SOURCES[source][3],
                 "license": SOURCES[source][2],
+                "dialogue": schema.sample_id(source, messages, "[]"),
+                "turn": 0,
+                "later_turns": [],
                 "expected_tokens": 0,
                 "messages": messages,
                 "tools": "[]",
@@ -176,6 +179,7 @@ def _block(source: str, number: int, *, seed: int, mean: int, cap: int, vocabula
         "tool_calls": np.zeros(count, np.int32),
         "max_new_tokens": np.full(count, cap, np.int32),
         "rounds": np.ones(count, np.int32),
+        "loop_tokens": np.zeros(count, np.int32),
     }
     target = schema.arrow_schema(schema.RECORD_FEATURES)
     return pa.table([pa.array(columns[field.name], field.type) for field in target], schema=target)

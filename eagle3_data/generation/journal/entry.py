@@ -20,9 +20,10 @@ from eagle3_data.outcome import Outcome, of_code
 
 Ids = npt.NDArray[np.int32]
 
-MAGIC: Final = b"\xe3J\x01\n"
+MAGIC: Final = b"\xe3J\x02\n"
+OLD_MAGIC: Final = b"\xe3J\x01\n"  # of frames whose key was the sample_id alone
 HEADER: Final = struct.Struct("<4sII")  # magic, length of the body, CRC-32 of the body
-_BODY: Final = struct.Struct("<16sBBHiIIIIHH")
+_BODY: Final = struct.Struct("<16sBBHiIIIIHHH")
 _HEAD: Final = struct.Struct("<16sQIIIHHB")
 _NO_IDS: Final[Ids] = np.zeros(0, np.int32)
 MAX_BODY: Final = 1 << 30
@@ -48,17 +49,18 @@ class Entry:
     message: str = ""
     http_status: int = 0
     attempts: int = 0
+    sample: int = 0
 
 
 @functools.lru_cache(1 << 12)
-def row_key(sample_id: str) -> bytes:
-    """Return the 16 bytes a row is found by: BLAKE2b of its sample_id. Remembers the rows that are under way."""
-    return hash_of(sample_id)
+def row_key(sample_id: str, sample: int = 0) -> bytes:
+    """Return the 16 bytes a row is found by: BLAKE2b of sample_id and sample. Remembers rows that are under way."""
+    return hash_of(sample_id, sample)
 
 
-def hash_of(sample_id: str) -> bytes:
+def hash_of(sample_id: str, sample: int = 0) -> bytes:
     """Return what `row_key` does, for many rows that are asked for once each."""
-    return hashlib.blake2b(sample_id.encode(), digest_size=16).digest()
+    return hashlib.blake2b(f"{sample_id}\0{sample}".encode(), digest_size=16).digest()
 
 
 def prompt_crc(ids: Ids) -> int:
@@ -110,6 +112,7 @@ def encode(entry: Entry, key: bytes, width: int) -> tuple[bytes, int]:
         len(entry.output_ids),
         entry.rounds,
         min(entry.attempts, 0xFFFF),
+        entry.sample,
     )
     crc = zlib.crc32(tail, zlib.crc32(lead + name))
     return b"".join((HEADER.pack(MAGIC, len(lead) + len(name) + len(tail), crc), lead, name, tail)), crc
@@ -117,7 +120,7 @@ def encode(entry: Entry, key: bytes, width: int) -> tuple[bytes, int]:
 
 def decode(body: memoryview) -> Entry:
     """Return the entry in the body of a frame whose CRC was right."""
-    (_, code, width, name, stop, budget, prompt, crc, count, rounds, attempts) = _BODY.unpack_from(body)
+    (_, code, width, name, stop, budget, prompt, crc, count, rounds, attempts, sample) = _BODY.unpack_from(body)
     start = _BODY.size
     entry = Entry(
         sample_id=str(body[start : start + name], "utf-8"),
@@ -128,6 +131,7 @@ def decode(body: memoryview) -> Entry:
         rounds=rounds,
         stop_token_id=stop,
         attempts=attempts,
+        sample=sample,
     )
     tail = body[start + name :]
     if entry.outcome.answered:
@@ -172,7 +176,7 @@ def scan(data: memoryview, base: int) -> Iterator[bytes | int]:
         head = _whole_frame(data, position)
         if head is not None:
             length, crc = head
-            (key, code, _, _, _, _, _, prompt, tokens, rounds, _) = _BODY.unpack_from(data, position + HEADER.size)
+            (key, code, _, _, _, _, _, prompt, tokens, rounds, _, _) = _BODY.unpack_from(data, position + HEADER.size)
             yield Head(key, base + position, crc, prompt, tokens, 0, rounds, code).packed()
             position += HEADER.size + length
             continue

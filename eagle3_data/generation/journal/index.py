@@ -34,9 +34,9 @@ _FIELDS: Final = ROW.names or ()
 _MERGE_AT: Final = 1 << 16
 
 
-def keys_of(sample_ids: Iterable[str]) -> U64:
-    """Return the keys of many rows, shape (rows, 2), uint64 (the two halves of `row_key`)."""
-    joined = b"".join(map(hash_of, sample_ids))
+def keys_of(sample_ids: Iterable[str], sample: int = 0) -> U64:
+    """Return the keys of many rows of one `sample`, shape (rows, 2), uint64 (the two halves of `row_key`)."""
+    joined = b"".join(hash_of(sample_id, sample) for sample_id in sample_ids)
     return np.frombuffer(joined, "<u8").reshape(-1, 2)
 
 

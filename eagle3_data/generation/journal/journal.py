@@ -1,8 +1,8 @@
 """The journal of a run: every finished reply, on disk before anything else happens to it.
 
 Goes in: `Entry` objects, in the order rows finish. Comes out: the same after a `kill -9`, a power cut in
-mid-write or a full disk, found by sample_id. Appending costs the caller no I/O: a thread writes what has gathered and
-syncs it in groups. Each process writes segments of its own and never touches another's, so that a torn tail needs no
+mid-write or a full disk, found by sample_id and sample. Appending costs the caller no I/O: a thread writes what has
+gathered and syncs it in groups. Each process writes segments of its own and never touches another's, so that a torn tail needs no
 repair:
   identity.json                   what the answers depend on; another identity is refused
   00000-of-00001.000000.log       frames (see entry.py) of one process of one shard
@@ -22,7 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle3_data.errors import DataError, IdentityError, MachineError
-from eagle3_data.generation.journal.entry import HEADER, MAGIC, Entry, Head, decode, encode, id_bytes, row_key
+from eagle3_data.generation.journal.entry import (
+    HEADER,
+    MAGIC,
+    OLD_MAGIC,
+    Entry,
+    Head,
+    decode,
+    encode,
+    id_bytes,
+    row_key,
+)
 from eagle3_data.generation.journal.index import ROW, U64, JournalIndex, Rows, rows_of
 from eagle3_data.generation.journal.lock import ShardLock
 from eagle3_data.generation.journal.segments import SegmentWriter, new_segment, read_index, scan_file
@@ -129,6 +139,12 @@ class Journal:
                 raise DataError(f"{self.path}: more than {number} segments; move finished ones into one run folder")
             self._segments.append(log)
             with machine_errors(log):
+                with log.open("rb") as file:
+                    if file.read(len(MAGIC)) == OLD_MAGIC:
+                        raise IdentityError(
+                            f"{self.path}: written by an earlier version of eagle3-data, which had no samples; "
+                            "give the recipe another name (its rows are asked again) or use that version"
+                        )
                 for rows in self._rows_of(log):
                     rows["segment"] = number
                     yield rows
@@ -157,23 +173,23 @@ class Journal:
     def __len__(self) -> int:
         return len(self.index)
 
-    def head(self, sample_id: str) -> Head | None:
-        """Return how a row stands without reading its content, or None when it is unknown."""
-        return self.index.find(row_key(sample_id))
+    def head(self, sample_id: str, sample: int = 0) -> Head | None:
+        """Return how a row ended without reading its content, or None when it is unknown."""
+        return self.index.find(row_key(sample_id, sample))
 
-    def get(self, sample_id: str) -> Entry | None:
+    def get(self, sample_id: str, sample: int = 0) -> Entry | None:
         """Return a row's outcome, or None.
 
         Raises:
             DataError: the frame is damaged, or belongs to another row.
         """
-        found = self.index.find(row_key(sample_id))
+        found = self.index.find(row_key(sample_id, sample))
         if found is None:
             return None
         entry = self._read(found.segment, found.offset, found.tokens)
-        if entry.sample_id != sample_id:
+        if (entry.sample_id, entry.sample) != (sample_id, sample):
             log = self._segments[found.segment]
-            raise DataError(f"{log}: two rows share a key: {entry.sample_id} and {sample_id}")
+            raise DataError(f"{log}: two rows have the same key: {entry.sample_id} and {sample_id}")
         return entry
 
     def read_many(self, positions: npt.NDArray[np.int64]) -> list[Entry | None]:
@@ -228,7 +244,7 @@ class Journal:
         if self._writer is None:
             self._segments.append(new_segment(self.path, *self.shard))
             self._writer = SegmentWriter(self._segments[-1], len(self._segments) - 1)
-        key = row_key(entry.sample_id)
+        key = row_key(entry.sample_id, entry.sample)
         frame, crc = encode(entry, key, self._width)
         code, tokens = int(entry.outcome), len(entry.output_ids)
         # Only this thread appends, so the frame will lie where the writer's offset is now.

@@ -16,16 +16,17 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from eagle3_data.errors import DataError
+from eagle3_data.generation.asked_target import AskedTarget
 from eagle3_data.generation.journal.entry import Ids
 from eagle3_data.generation.journal.index import keys_of
 from eagle3_data.generation.prompts.table import PromptTable
@@ -52,19 +53,6 @@ _POLL_SECONDS: Final = 0.5
 _FORMAT: Final = 2
 
 
-class Renderer(Protocol):
-    """What renders prompts: `eagle3_data.Target`."""
-
-    def identity(self) -> dict[str, Any]:
-        """Return what the ids depend on."""
-
-    def render_batch(self, messages: list[Any], tools: list[Any]) -> list[Ids]:
-        """Return the prompt ids of many chats."""
-
-    def forged(self, messages: Any, tools: Any) -> int:
-        """Return how many control strings the texts of a chat spell."""
-
-
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """The ids of consecutive prompts: `values` is all of them, prompt i is values[offsets[i]:offsets[i + 1]]."""
@@ -87,7 +75,7 @@ class RenderedPrompts:
         MachineError: as the operating system says.
     """
 
-    def __init__(self, folder: Path, source: str, table: PromptTable, renderer: Renderer) -> None:
+    def __init__(self, folder: Path, source: str, table: PromptTable, renderer: AskedTarget) -> None:
         self.source = source
         self._table = table
         self._renderer = renderer
@@ -324,8 +312,3 @@ def _undamaged(ids_file: BinaryIO, lines: "np.ndarray[Any, Any]") -> int:
         if zlib.crc32(ids_file.read(count * 4)) != crc:
             return at
     return len(lines)
-
-
-def open_rendered(folder: Path, tables: Mapping[str, PromptTable], renderer: Renderer) -> dict[str, RenderedPrompts]:
-    """Open the rendered prompts of several sources."""
-    return {source: RenderedPrompts(folder, source, table, renderer) for source, table in tables.items()}

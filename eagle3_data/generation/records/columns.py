@@ -1,74 +1,97 @@
-"""From a journalled outcome to the columns of a record, and from the output of `map` to a data set of records.
+"""The columns of a record that generation makes, and the data set of records in the output of `map`.
 
-Goes in: a target, the prompt's ids, an `Entry`. Comes out: exactly RECORD_FEATURES, or the failed and skipped rows'
-tables. Nothing is re-tokenised: `input_ids` are the ids that were sent, `output_ids` the ids that came.
+Goes in: a target, the prompt's ids, an `Entry`. Comes out: the columns of RECORD_FEATURES that no prompt has, for one
+row or for many. Nothing is re-tokenised: `input_ids` are the ids that were sent, `output_ids` the ids that came.
 """
 
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset, Features, IterableDataset, Value
 
 from eagle3_data.errors import DataError
+from eagle3_data.generation.asked_target import AskedTarget
 from eagle3_data.generation.journal.entry import Entry, Ids
-from eagle3_data.schema import RECORD_FEATURES
+from eagle3_data.loops import loop_tokens
+from eagle3_data.outcome import Outcome
+from eagle3_data.schema import RECORD_FEATURES, arrow_schema
 
-_EMPTY: Final[Ids] = np.zeros(0, np.int32)
+
+@dataclass(slots=True)
+class Answered:
+    """What one record is made of: a prompt, its answer and their place in a dialogue."""
+
+    input_ids: Ids
+    entry: Entry
+    dialogue: str
+    turn: int
+
+    @property
+    def output_ids(self) -> Ids:
+        """The whole answer."""
+        return self.entry.output_ids
+
+
+_COLUMNS: Final[dict[str, Callable[[AskedTarget, Answered], Any]]] = {
+    "sample": lambda target, row: row.entry.sample,
+    "dialogue": lambda target, row: row.dialogue,
+    "turn": lambda target, row: row.turn,
+    "input_ids": lambda target, row: row.input_ids,
+    "output_ids": lambda target, row: row.output_ids,
+    "finish_reason": lambda target, row: row.entry.outcome.label,
+    "stop_token_id": lambda target, row: row.entry.stop_token_id,
+    "prompt_tokens": lambda target, row: len(row.input_ids),
+    "completion_tokens": lambda target, row: len(row.output_ids),
+    "reasoning_tokens": lambda target, row: _of_answer(target.reasoning_tokens, row),
+    "tool_calls": lambda target, row: _of_answer(target.tool_calls, row),
+    "max_new_tokens": lambda target, row: row.entry.budget,
+    "rounds": lambda target, row: row.entry.rounds,
+    "loop_tokens": lambda target, row: loop_tokens(row.output_ids) if row.entry.outcome.cut else 0,
+}
 
 STEP_FEATURES: Final = Features(
     {
-        **{
-            name: RECORD_FEATURES[name]
-            for name in (
-                "sample",
-                "input_ids",
-                "output_ids",
-                "finish_reason",
-                "stop_token_id",
-                "prompt_tokens",
-                "completion_tokens",
-                "reasoning_tokens",
-                "tool_calls",
-                "max_new_tokens",
-                "rounds",
-            )
-        },
+        **{name: RECORD_FEATURES[name] for name in _COLUMNS},
         "error": Value("string"),  # "" for a record, else the reason and the evidence
         "http_status": Value("int32"),  # of the last reply, 0 if none came
     }
 )
 
 
-class Reader(Protocol):
-    """What counts thinking and tool calls in an answer: `eagle3_data.Target`."""
-
-    def reasoning_tokens(self, output_ids: Ids, input_ids: Ids) -> int:
-        """Return the tokens of thinking in the answer to a prompt, the end token included."""
-
-    def tool_calls(self, output_ids: Ids, input_ids: Ids) -> int:
-        """Return the tool calls begun in the answer to a prompt."""
+def _of_answer(count: Callable[[Ids, Ids], int], row: Answered) -> int:
+    return count(row.output_ids, row.input_ids) if len(row.output_ids) else 0
 
 
-def step_columns(target: Reader, ids: Ids, entry: Entry) -> dict[str, Any]:
+def step_columns(target: AskedTarget, row: Answered) -> dict[str, Any]:
     """Return the columns of STEP_FEATURES for one row; a row without an answer has the same types, and `error` set."""
-    done = entry.outcome.answered
-    output = entry.output_ids if done else _EMPTY
-    error = "" if done else f"{entry.reason}: {entry.message}"
-    return {
-        "sample": np.int32(0),
-        "input_ids": ids,
-        "output_ids": output,
-        "finish_reason": entry.outcome.label if done else "",
-        "stop_token_id": np.int32(entry.stop_token_id),
-        "prompt_tokens": np.int32(len(ids)),
-        "completion_tokens": np.int32(len(output)),
-        "reasoning_tokens": np.int32(target.reasoning_tokens(output, ids) if done else 0),
-        "tool_calls": np.int32(target.tool_calls(output, ids) if done else 0),
-        "max_new_tokens": np.int32(entry.budget if done else 0),
-        "rounds": np.int32(entry.rounds if done else 0),
-        "error": error,
-        "http_status": np.int32(entry.http_status),
-    }
+    entry = row.entry
+    error = "" if entry.outcome.answered else f"{entry.reason}: {entry.message}"
+    if error:
+        nothing = Entry(entry.sample_id, Outcome.NONE, 0, 0, sample=entry.sample)
+        row = Answered(row.input_ids, nothing, row.dialogue, row.turn)
+    columns: dict[str, Any] = {name: value(target, row) for name, value in _COLUMNS.items()}
+    numbers = {name: np.int32(value) for name, value in columns.items() if isinstance(value, int)}
+    return {**columns, **numbers, "error": error, "http_status": np.int32(entry.http_status)}
+
+
+def record_columns(target: AskedTarget, rows: Sequence[Answered]) -> dict[str, pa.Array]:
+    """Return the columns that a record has beside those of its prompt, as Arrow arrays, for rows with an answer."""
+    schema = arrow_schema(RECORD_FEATURES)
+    columns = {}
+    for name, value in _COLUMNS.items():
+        values = [value(target, row) for row in rows]
+        kind = schema.field(name).type
+        columns[name] = _lists(values) if pa.types.is_list(kind) else pa.array(values, kind)
+    return columns
+
+
+def _lists(values: list[Ids]) -> pa.Array:
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([len(ids) for ids in values], out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(values)))
 
 
 def records(out: Dataset) -> Dataset:

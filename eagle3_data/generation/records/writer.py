@@ -15,20 +15,21 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from eagle3_data.errors import DataError
+from eagle3_data.generation.asked_target import AskedTarget
 from eagle3_data.generation.journal.entry import Entry
 from eagle3_data.generation.journal.index import keys_of
 from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.generation.prompts.queue import dialogues
-from eagle3_data.generation.prompts.rendered import Chunk, RenderedPrompts, Renderer
+from eagle3_data.generation.prompts.rendered import Chunk, RenderedPrompts
 from eagle3_data.generation.prompts.table import PromptTable
-from eagle3_data.generation.records.columns import Reader
+from eagle3_data.generation.records.columns import Answered, record_columns
 from eagle3_data.generation.records.holdout import Holdout
 from eagle3_data.generation.records.parquet import RecordFiles
 from eagle3_data.outcome import flags
@@ -52,10 +53,6 @@ _ORIGIN: Final = (
     "origin",
     "license",
 )
-
-
-class WrittenTarget(Reader, Renderer, Protocol):
-    """What the records need of a target: `eagle3_data.Target`."""
 
 
 @dataclass(slots=True)
@@ -89,7 +86,7 @@ class _Scan:
 def write_records(
     prompts: Mapping[str, Path | Any],
     run: RunFolder,
-    target: WrittenTarget,
+    target: AskedTarget,
     *,
     holdout: Mapping[str, int] | None = None,
     metadata: Mapping[str, str] | None = None,
@@ -186,7 +183,7 @@ def _write_source(
     table: PromptTable,
     rendered: RenderedPrompts,
     journal: Journal,
-    target: WrittenTarget,
+    target: AskedTarget,
     holdout: Holdout,
     files: RecordFiles,
     counts: SourceCounts,
@@ -194,7 +191,7 @@ def _write_source(
 ) -> None:
     start = 0
     with files:
-        for batch in table.batches(_ORIGIN, size=_CHUNK):
+        for batch in table.batches((*_ORIGIN, "dialogue", "turn"), size=_CHUNK):
             held = holdout.choose(dialogues(batch, start))
             chunk = rendered.chunk(start, batch.num_rows)
             positions = journal.look_up(keys_of(batch.column("sample_id").to_pylist()))
@@ -205,7 +202,7 @@ def _write_source(
             for split, chosen in (("train", done & ~held), ("validation", done & held)):
                 at = np.flatnonzero(chosen)
                 if len(at):
-                    files.add(split, _table(batch, chunk, entries, at, target))
+                    files.add(split, _table(batch, _answered(batch, chunk, entries, at), at, target))
                 if split == "validation":
                     counts.validation += len(at)
             start += batch.num_rows
@@ -227,53 +224,24 @@ def _check(source: str, batch: pa.Table, chunk: Chunk, entries: list[Entry | Non
             )
 
 
-def _lists(values: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]) -> pa.Array:
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+def _answered(batch: pa.Table, chunk: Chunk, entries: list[Entry | None], at: npt.NDArray[np.int64]) -> list[Answered]:
+    names = batch.column("dialogue" if "dialogue" in batch.column_names else "sample_id").to_pylist()
+    turns = batch.column("turn").to_pylist() if "turn" in batch.column_names else [0] * batch.num_rows
+    rows = []
+    for row in at.tolist():
+        entry = entries[row]
+        assert entry is not None
+        ids = chunk.values[chunk.offsets[row] : chunk.offsets[row + 1]]
+        rows.append(Answered(ids, entry, names[row], turns[row]))
+    return rows
 
 
-def _picked(chunk: Chunk, at: npt.NDArray[np.int64]) -> pa.Array:
-    counts = np.diff(chunk.offsets)[at]
-    offsets = np.zeros(len(at) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    if len(at) == len(chunk.offsets) - 1:
-        return _lists(chunk.values, offsets)
-    pieces = [chunk.values[chunk.offsets[row] : chunk.offsets[row + 1]] for row in at.tolist()]
-    return _lists(np.concatenate(pieces), offsets)
-
-
-def _table(
-    batch: pa.Table, chunk: Chunk, entries: list[Entry | None], at: npt.NDArray[np.int64], target: Reader
-) -> pa.Table:
-    chosen = [entry for entry in (entries[row] for row in at.tolist()) if entry is not None]
-    outputs = [entry.output_ids for entry in chosen]
-    answered = [
-        (output, chunk.values[chunk.offsets[row] : chunk.offsets[row + 1]])
-        for output, row in zip(outputs, at.tolist(), strict=True)
-    ]
-    offsets = np.zeros(len(at) + 1, np.int64)
-    np.cumsum([len(output) for output in outputs], out=offsets[1:])
-    taken = batch.take(pa.array(at)) if len(at) != batch.num_rows else batch
+def _table(batch: pa.Table, rows: list[Answered], at: npt.NDArray[np.int64], target: AskedTarget) -> pa.Table:
     schema = arrow_schema(RECORD_FEATURES)
-
-    def whole(values: list[int]) -> pa.Array:
-        return pa.array(np.array(values, np.int32))
-
-    columns: dict[str, Any] = {
-        "sample": whole([0] * len(chosen)),
-        "input_ids": _picked(chunk, at),
-        "output_ids": _lists(np.concatenate(outputs), offsets),
-        "finish_reason": pa.array([entry.outcome.label for entry in chosen]),
-        "stop_token_id": whole([entry.stop_token_id for entry in chosen]),
-        "prompt_tokens": whole([entry.prompt_tokens for entry in chosen]),
-        "completion_tokens": whole([len(output) for output in outputs]),
-        "reasoning_tokens": whole([target.reasoning_tokens(output, prompt) for output, prompt in answered]),
-        "tool_calls": whole([target.tool_calls(output, prompt) for output, prompt in answered]),
-        "max_new_tokens": whole([entry.budget for entry in chosen]),
-        "rounds": whole([entry.rounds for entry in chosen]),
-    }
-    for column in _ORIGIN:
-        columns[column] = taken.column(column)
-    return pa.table({field.name: columns[field.name] for field in schema}).cast(schema)
+    taken = batch.take(pa.array(at))
+    made = record_columns(target, rows)
+    columns = {field.name: made[field.name] if field.name in made else taken.column(field.name) for field in schema}
+    return pa.table(columns).cast(schema)
 
 
 def _write_outcomes(run: RunFolder, failures: list[tuple[str, Entry]], skips: list[tuple[str, Entry]]) -> None:

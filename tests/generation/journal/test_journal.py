@@ -269,3 +269,23 @@ def test_of_several_outcomes_the_right_one_counts(way: str, monkeypatch: pytest.
     keys = np.frombuffer(b"".join(best), "<u8").reshape(-1, 2)
     assert index.column("offset", index.positions(keys)).tolist() == [head.offset for _, head in best.values()]
     assert len(index) == len(best)
+
+
+def test_answers_to_one_prompt_are_told_apart(tmp_path: Path) -> None:
+    with Journal(tmp_path, IDENTITY) as journal:
+        for sample in (0, 1, 300):
+            journal.append(entry(1, sample=sample, budget=100 + sample))
+        names = [entry(1).sample_id]
+        assert [journal.get(names[0], sample) is not None for sample in (0, 1, 2, 300)] == [True, True, False, True]
+    with Journal(tmp_path, readonly=True) as journal:
+        found = journal.get(names[0], 300)
+        assert found is not None and (found.sample, found.budget) == (300, 400)
+        assert journal.look_up(keys_of(names, 1))[0] >= 0 > journal.look_up(keys_of(names, 2))[0]
+
+
+def test_a_journal_of_the_old_format_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    fill(tmp_path, 2)
+    log = log_of(tmp_path)
+    log.write_bytes(log.read_bytes().replace(b"\xe3J\x02\n", b"\xe3J\x01\n"))
+    with pytest.raises(IdentityError, match=r"earlier version of eagle3-data.*another name"):
+        Journal(tmp_path, IDENTITY)
