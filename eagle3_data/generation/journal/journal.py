@@ -2,8 +2,8 @@
 
 Goes in: `Entry` objects, in the order rows finish. Comes out: the same after a `kill -9`, a power cut in
 mid-write or a full disk, found by sample_id and sample. Appending costs the caller no I/O: a thread writes what has
-gathered and syncs it in groups. Each process writes segments of its own and never touches another's, so that a torn tail needs no
-repair:
+gathered and syncs it in groups. Each process writes segments of its own and never touches another's, so that a torn
+tail needs no repair:
   identity.json                   what the answers depend on; another identity is refused
   00000-of-00001.000000.log       frames (see entry.py) of one process of one shard
   00000-of-00001.000000.idx       the heads of those frames, written after each sync: opens a million rows at once
