@@ -48,7 +48,8 @@ def machine_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -76,7 +77,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -241,6 +242,17 @@ class RunFolder:
         return RunLock(self.path / f".{name}.lock")
 
 
+def lock_file(file: IO[Any], *, wait: bool = False) -> bool:
+    """Lock an open file until it is closed or the process dies; False where another one holds it and `wait` is off."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
+
+
 class RunLock:
     """An advisory lock on a file, held for the life of the block and freed by the system if the process dies."""
 
@@ -252,17 +264,13 @@ class RunLock:
         with machine_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self.path.open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not lock_file(file):
             file.seek(0)
             owner = file.read().strip() or "unknown"
             file.close()
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
             raise RunLocked(
                 f"{self.path.parent}: another process (pid {owner}) works on this run; wait for it, or stop it"
-            ) from error
+            )
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

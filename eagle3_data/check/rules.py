@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from eagle3_data.generation.budget import CONTEXT_MARGIN
 from eagle3_data.loops import loop_tokens
 from eagle3_data.outcome import FINISH_REASONS, reasons
 from eagle3_data.schema import RECORD_FEATURES
@@ -23,7 +24,6 @@ Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 
 LEADING: Final = 3  # tokens of white space a model may write before it opens its thinking
-_CONTEXT_MARGIN: Final = 2  # SGLang's total is at most the context less two
 
 KINDS: Final[dict[str, str]] = {
     "unreadable": "the file is no readable Parquet",
@@ -329,7 +329,7 @@ def _limits(
         by_context, by_cap = _ends_with(ends, "cut_by_context"), _ends_with(ends, "cut_by_cap")
         wrong = known & by_context & (budget >= caps)
         if context is not None:
-            full = prompt.lengths + budget >= context - _CONTEXT_MARGIN
+            full = prompt.lengths + budget >= context - CONTEXT_MARGIN
             wrong |= known & by_cap & (budget < caps) & full
         yield from _finding(
             "wrong_limit",

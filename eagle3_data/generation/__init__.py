@@ -1,11 +1,10 @@
 """Generation: prompt ids to the target's servers, every reply into a journal, the journal into records.
 
-What the rest of the house asks of this room.
+What other packages use of it.
 """
 
-from eagle3_data.generation.budget import ContextLimits
+from eagle3_data.generation.budget import ContextLimits, Extend
 from eagle3_data.generation.client.retrying import RetryPolicy
-from eagle3_data.generation.extension import Extend
 from eagle3_data.generation.generator import Generator
 from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.generation.progress import Progress, SourceProgress

@@ -1,19 +1,20 @@
 """How many tokens a row may ask for, so that the server neither refuses nor silently clamps.
 
-Goes in: the server's own limits, the length of a prompt, the cap of its source. Comes out: the budget to send as
-`max_new_tokens` (0 when the prompt leaves no room) and the name of the limit that cut a truncated answer.
+Goes in: the server's own limits, the length of a prompt, the cap of its source and how far it is extended. Comes out:
+the budget to send as `max_new_tokens` (0 when the prompt leaves no room), the limit that cut a truncated answer, and
+the caps of the rounds.
 """
 
 import functools
 from dataclasses import dataclass
 from typing import Final
 
-from eagle3_data.errors import EngineError
+from eagle3_data.errors import EngineError, UsageError
 from eagle3_data.outcome import Outcome
 
 # Measured on SGLang 0.5.23: a total of context or context - 1 is accepted and clamped to context - 2 without a word,
 # and a prompt of context - 6 tokens is refused. The KV pool, where smaller, takes the context's place in both.
-_TOTAL_MARGIN: Final = 2
+CONTEXT_MARGIN: Final = 2
 _PROMPT_MARGIN: Final = 7
 
 
@@ -57,7 +58,7 @@ class ContextLimits:
         """Return the `max_new_tokens` to send: min(cap, room left), or 0 when the prompt does not fit."""
         if prompt_tokens > self.longest_prompt:
             return 0
-        return max(0, min(cap, self.room - _TOTAL_MARGIN - prompt_tokens))
+        return max(0, min(cap, self.room - CONTEXT_MARGIN - prompt_tokens))
 
     def __and__(self, other: "ContextLimits") -> "ContextLimits":
         """Return limits that both servers keep."""
@@ -72,3 +73,35 @@ def truncation(sent: int, cap: int) -> Outcome:
         cap: the cap of its source.
     """
     return Outcome.LENGTH_CONTEXT if sent < cap else Outcome.LENGTH_CAP
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Continue every row that is cut, right after it was cut (its prefix is still in the server's cache).
+
+    Args:
+        up_to: the last cap, in new tokens, all rounds summed.
+        rounds: in how many further rounds, each longer than the one before by the same factor.
+    """
+
+    up_to: int
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        if self.up_to < 1 or self.rounds < 1:
+            raise UsageError(f"extend: up_to {self.up_to} and rounds {self.rounds} must be whole numbers from 1")
+
+
+def ladder(cap: int, extend: bool | Extend) -> list[int]:
+    """Return the rising caps a row is taken to: just `cap`, or `cap` and the rounds after it.
+
+    Raises:
+        UsageError: `extend.up_to` lies below the cap.
+    """
+    if not isinstance(extend, Extend):
+        return [cap]
+    if extend.up_to < cap:
+        raise UsageError(f"extend.up_to: {extend.up_to} is below max_new_tokens {cap}; raise it or leave extend out")
+    factor = (extend.up_to / cap) ** (1 / extend.rounds)
+    caps = [cap, *(round(cap * factor**turn) for turn in range(1, extend.rounds)), extend.up_to]
+    return sorted(set(caps))

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -16,27 +17,48 @@ from typing import Any, Final, Self
 import datasets
 import numpy as np
 
-from eagle3_data.errors import DataError, UsageError
+from eagle3_data.errors import DataError, TooManyFailures, UsageError
 from eagle3_data.generation.asked_target import AskedTarget
-from eagle3_data.generation.budget import truncation
+from eagle3_data.generation.budget import Extend, ladder, truncation
 from eagle3_data.generation.client.connections import Connection, Connections
 from eagle3_data.generation.client.facts import ServerFacts
 from eagle3_data.generation.client.protocol import RequestBody
 from eagle3_data.generation.client.retrying import RetryPolicy, RowError
 from eagle3_data.generation.client.server import Server
 from eagle3_data.generation.client.servers import Concurrency
-from eagle3_data.generation.extension import Extend, ladder
 from eagle3_data.generation.journal.entry import Entry, Head, Ids, prompt_crc
-from eagle3_data.generation.journal.journal import Journal
-from eagle3_data.generation.journal.sharing import shared_journal
+from eagle3_data.generation.journal.journal import Journal, shared_journal
 from eagle3_data.generation.records.columns import Answered, step_columns
-from eagle3_data.generation.storm import Storm
 from eagle3_data.outcome import Outcome, of_code
 from eagle3_data.sampling import complete_sampling
 from eagle3_data.schema import clean_messages
 
 # Below this many rows at once Dataset.map spins on the tasks that wait behind a slow one (60 CPU seconds where 3 do).
 _MAP_TASKS: Final = 200_000
+_GUARD_WINDOW: Final = 100
+_GUARD_AT_LEAST: Final = 20
+
+
+class FailureGuard:
+    """Stops a run in which most rows fail. Rows that failed in an earlier run do not count."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._recent: deque[bool] = deque(maxlen=_GUARD_WINDOW)
+
+    def note(self, failed: bool, reason: str = "") -> None:
+        """Take in one outcome.
+
+        Raises:
+            TooManyFailures: too large a share of the last hundred rows failed.
+        """
+        self._recent.append(failed)
+        count = sum(self._recent) if failed else 0
+        if len(self._recent) >= _GUARD_AT_LEAST and count > self._share * len(self._recent):
+            raise TooManyFailures(
+                f"{count} of the last {len(self._recent)} rows failed, the last with {reason}; the run was stopped, "
+                "finished rows are kept. Fix the cause and run the same command again"
+            )
 
 
 class Generator:
@@ -91,7 +113,7 @@ class Generator:
         self.target = target
         self.sampling = complete_sampling(sampling)
         self.shard = shard
-        self.storm = Storm(max_failure_share)
+        self.failure_guard = FailureGuard(max_failure_share)
         self._ladders = {source: ladder(cap, extend) for source, cap in caps.items()}
         self._extend = bool(extend)
         self._vocabulary_size = target.vocabulary_size
@@ -173,7 +195,7 @@ class Generator:
                 ids, entry = np.zeros(0, np.int32), self.fault(sample_id, _said(error))
                 return step_columns(self.target, Answered(ids, entry, *place))
         entry = await self.answer(sample_id, source, ids)
-        if self.journal.crowded:
+        if self.journal.backlog_full:
             await asyncio.to_thread(self.journal.flush)
         return step_columns(self.target, Answered(ids, entry, *place))
 
@@ -283,7 +305,7 @@ class Generator:
     def _keep(self, entry: Entry, known_bad: bool = False) -> Entry:
         self.journal.append(entry)
         if not known_bad:
-            self.storm.note(entry.outcome.failed, f"{entry.reason}: {entry.message}")
+            self.failure_guard.note(entry.outcome.failed, f"{entry.reason}: {entry.message}")
         return entry
 
     # --- what rows need -----------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ class GenerationRun:
             if unit is None:
                 return
             await self._unit(by_queue[id(unit[0])], unit[1], unit[2])
-            if self.step.journal.crowded:
+            if self.step.journal.backlog_full:
                 await asyncio.to_thread(self.step.journal.flush)
 
     async def _room(self) -> int:

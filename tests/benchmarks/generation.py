@@ -252,7 +252,7 @@ def rerun(rows: int, tokens: int) -> dict[str, Any]:
                     output_ids=output,
                 )
             )
-            if step.journal.crowded:
+            if step.journal.backlog_full:
                 step.journal.flush()
         step.close()
         filled = time.perf_counter() - began

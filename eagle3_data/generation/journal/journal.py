@@ -12,6 +12,7 @@ tail needs no repair:
 import json
 import logging
 import os
+import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from eagle3_data.errors import DataError, IdentityError, MachineError
+from eagle3_data.errors import DataError, IdentityError, MachineError, UsageError
 from eagle3_data.generation.journal.entry import (
     HEADER,
     MAGIC,
@@ -254,7 +255,7 @@ class Journal:
         self.index.add(key, head)
 
     @property
-    def crowded(self) -> bool:
+    def backlog_full(self) -> bool:
         """Whether so much waits to be written that the caller should `flush` before asking for more."""
         return self._writer is not None and self._writer.backlog > _BACKLOG_BYTES
 
@@ -290,3 +291,50 @@ def _differences(name: str, there: Any, here: Any) -> Iterator[tuple[str, Any, A
             yield from _differences(f"{name}.{key}", there.get(key), here.get(key))
     elif there != here:
         yield name, there, here
+
+
+_guard = threading.Lock()
+_open: dict[tuple[int, Path], "_Shared"] = {}
+
+
+class _Shared(Journal):
+    """A journal that several Generators of one process use; it closes when the last of them closes it."""
+
+    users = 0
+    place: tuple[int, Path]
+
+    def close(self) -> None:
+        """Sync; close when nobody else uses it."""
+        with _guard:
+            if self.users == 0:
+                return
+            self.users -= 1
+            last = self.users == 0
+            if last:
+                _open.pop(self.place, None)
+        if last:
+            super().close()
+        else:
+            self.flush()
+
+
+def shared_journal(path: Path, identity: Mapping[str, Any], shard: tuple[int, int], vocabulary_size: int) -> Journal:
+    """Return the open journal of `path`, opened if this process has none yet.
+
+    Raises:
+        UsageError: it is open here for another shard.
+        IdentityError, RunLocked, MachineError: as `Journal`.
+    """
+    place = (os.getpid(), path.resolve())
+    with _guard:
+        journal = _open.get(place)
+        if journal is None:
+            journal = _Shared(path, identity, shard=shard, vocabulary_size=vocabulary_size)
+            journal.place = place
+            _open[place] = journal
+        elif journal.shard != shard:
+            raise UsageError(f"{path}: open in this process for shard {journal.shard}; close that Generator first")
+        else:
+            journal.check_identity(identity)
+        journal.users += 1
+        return journal

@@ -5,11 +5,10 @@ dies, or RunLocked with the owner's process id.
 """
 
 import contextlib
-import fcntl
 from pathlib import Path
 
 from eagle3_data.errors import RunLocked
-from eagle3_data.run_folder import RunLock, machine_errors
+from eagle3_data.run_folder import RunLock, lock_file, machine_errors
 
 
 class ShardLock:
@@ -31,7 +30,7 @@ class ShardLock:
         with machine_errors(gate):
             file = gate.open("a")
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file, wait=True)
             for other in self._path.glob(".*-of-*.lock"):
                 if not other.name.endswith(f"-of-{self._count:05d}.lock") and _held(other):
                     raise RunLocked(
@@ -51,8 +50,5 @@ class ShardLock:
 
 def _held(path: Path) -> bool:
     with contextlib.suppress(FileNotFoundError), path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+        return not lock_file(file)
     return False

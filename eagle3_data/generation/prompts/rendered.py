@@ -8,7 +8,6 @@ other processes (shards) follow the one that appends.
   <source>.ids     per prompt its ids (int32) and its sample_id
 """
 
-import fcntl
 import itertools
 import json
 import logging
@@ -30,7 +29,7 @@ from eagle3_data.generation.asked_target import AskedTarget
 from eagle3_data.generation.journal.entry import Ids
 from eagle3_data.generation.journal.index import keys_of
 from eagle3_data.generation.prompts.table import PromptTable
-from eagle3_data.run_folder import machine_errors, read_json, write_json
+from eagle3_data.run_folder import lock_file, machine_errors, read_json, write_json
 from eagle3_data.schema import clean_messages
 
 logger = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ class RenderedPrompts:
         with machine_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._paths["lock"].open("a")
-            self._appending = self._try_lock()
+            self._appending = lock_file(self._lock)
             if self._appending:
                 self._prepare()
             for kind in ("rows", "ids"):
@@ -113,13 +112,6 @@ class RenderedPrompts:
         return self.ready >= self._table.rows
 
     # --- taking up what is there --------------------------------------------------------------------------------
-
-    def _try_lock(self) -> bool:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
     def _prepare(self) -> None:
         """Keep the whole rows of an earlier process that belong to these prompts and this target; drop the others."""
@@ -181,7 +173,7 @@ class RenderedPrompts:
         on_ready(self.ready)
         while not self.complete and not stop.is_set():
             if not self._appending:
-                self._appending = self._try_lock()
+                self._appending = lock_file(self._lock)
                 if self._appending:
                     with machine_errors(self._paths["ids"]):
                         self._prepare()

@@ -4,7 +4,6 @@ Goes in: tables of records, split by split. Comes out: `<split>-00000-of-0000N.p
 files of before stay. A thread a file encodes while the next rows are gathered.
 """
 
-import os
 import queue
 import shutil
 import threading
@@ -15,7 +14,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from eagle3_data.run_folder import ROWS_PER_FILE, ROWS_PER_GROUP, machine_errors, write_parquet
+from eagle3_data.run_folder import ROWS_PER_FILE, ROWS_PER_GROUP, machine_errors, sync_directory, write_parquet
 from eagle3_data.schema import RECORD_FEATURES, arrow_schema
 
 
@@ -77,16 +76,8 @@ class RecordFiles:
             if self._folder.exists():
                 self._folder.rename(self._old)
             self._fresh.rename(self._folder)
-            _sync(self._folder.parent)
+            sync_directory(self._folder.parent)
             shutil.rmtree(self._old, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _Split:
