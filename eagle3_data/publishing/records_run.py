@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from eagle3_data.errors import DataError
 from eagle3_data.publishing.card.facts import SPLITS
 from eagle3_data.publishing.merged_manifest import only_sources
-from eagle3_data.publishing.staging import measure
+from eagle3_data.publishing.staging import measure, with_counts
 from eagle3_data.run_folder import ROWS_PER_FILE, ROWS_PER_GROUP, RunFolder, write_parquet
 from eagle3_data.schema import RECORD_FEATURES, arrow_schema
 
@@ -73,7 +73,7 @@ def run_of_records(
         extent = {"sources": {name: {"source": name} for name in names}}
         known = {"name": "records", "identity": identity, "extent": extent}
         known["stages"] = {"prepare": True, "generate": True}
-    run.write_manifest(known)
+    run.write_manifest(with_counts(run, known))
     measure(run)
     return run
 

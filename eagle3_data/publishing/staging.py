@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.outcome import reasons
 from eagle3_data.publishing.card.changes import hash_rows
-from eagle3_data.publishing.card.facts import SPLITS
+from eagle3_data.publishing.card.facts import SPLITS, SplitFacts, read_counts
 from eagle3_data.publishing.merged_manifest import merge_manifests
 from eagle3_data.publishing.selection import FILTER_COLUMNS, check_drop, dropped_by
 from eagle3_data.run_folder import RunFolder, write_json, write_parquet
@@ -165,8 +165,19 @@ def stage(
         manifest["left_out"] = left_out
     if wanted.rows:
         manifest["excluded"] = wanted.exclude.to_lines()
-    made.write_manifest(manifest)
+    made.write_manifest(with_counts(made, manifest))
     return Staged(made, left_out)
+
+
+def with_counts(run: RunFolder, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest whose counts are those of the record files."""
+    generation = dict(manifest.get("generation", {}))
+    for source, splits in read_counts(run, run.sources()).items():
+        whole = sum(splits.values(), SplitFacts())
+        held = splits["validation"].rows if "validation" in splits else 0
+        counts = {"records": whole.rows, "validation": held, "truncated": whole.truncated}
+        generation[source] = {**generation.get(source, {}), **counts}
+    return {**manifest, "generation": generation}
 
 
 class _Wanted:

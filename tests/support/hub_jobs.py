@@ -37,7 +37,7 @@ def fault(match: str, action: str, **options: Any) -> None:
 
 
 def publish_run(
-    folder: str,
+    folder: str | list[str],
     repo: str,
     version: str,
     plant: dict[str, Any] | None = None,
@@ -54,7 +54,8 @@ def publish_run(
     if not patient:
         time.sleep = WAITS.append  # huggingface_hub waits between its own tries
         hub_errors.sleep = WAITS.append
-    report = publish(RunFolder(folder), repo, version, **options)
+    runs = RunFolder(folder) if isinstance(folder, str) else [RunFolder(each) for each in folder]
+    report = publish(runs, repo, version, **options)
     print(report.to_text())
     return {**report.to_dict(), "waits": WAITS}
 
@@ -63,6 +64,25 @@ def publish_records(folder: str, repo: str, version: str) -> dict[str, Any]:
     """Publish a data set of records in place of a run folder."""
     records = datasets.load_dataset(folder, split="train", cache_dir=tempfile.mkdtemp())
     return publish(records, repo, version).to_dict()
+
+
+def publish_selected(
+    source: str, repo: str, version: str, *, splits: list[str], most_tokens: int, twice: bool = False
+) -> dict[str, Any]:
+    """Publish the rows of a version whose answers are short, as a user selects them with `datasets`."""
+    loaded = {}
+    for split in splits:
+        rows = versions.load_version(source, split=split, cache_dir=tempfile.mkdtemp())
+        rows = rows.filter(lambda row: row["completion_tokens"] <= most_tokens)
+        loaded[split] = datasets.concatenate_datasets([rows, rows]) if twice else rows
+    given = loaded[splits[0]] if len(splits) == 1 else datasets.DatasetDict(loaded)
+    return publish(given, repo, version).to_dict()
+
+
+def rows_of(repo: str, config: str | None, revision: str, columns: list[str]) -> list[list[Any]]:
+    """Return columns of the training split, row by row."""
+    found = datasets.load_dataset(repo, config, revision=revision, split="train", cache_dir=tempfile.mkdtemp())
+    return [[row[name] for name in columns] for row in found]
 
 
 def load(repo: str, config: str | None = None, revision: str | None = None, split: str = "train") -> dict[str, Any]:

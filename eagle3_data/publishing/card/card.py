@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
-from huggingface_hub import DatasetCard
 
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.publishing.card import check as card_check
@@ -27,6 +26,7 @@ from eagle3_data.publishing.card.facts import (
     typical_record,
 )
 from eagle3_data.publishing.card.licenses import model_license
+from eagle3_data.publishing.card.markdown import Markdown, block, code, escape, image, line, link
 from eagle3_data.publishing.card.merge import merge_card
 from eagle3_data.publishing.release import public_values
 from eagle3_data.run_folder import RunFolder, atomic_file, read_json
@@ -38,6 +38,9 @@ TEMPLATE_NAME: Final = "dataset_card.md.j2"
 _EXAMPLE_CHARACTERS: Final = 6_000
 _EXAMPLE_IDS: Final = 12
 _CAPS_SHOWN: Final = 3
+# Older versions stand in a file of their own.
+VERSIONS_SHOWN: Final = 5
+VERSIONS_NAME: Final = "VERSIONS.md"
 
 
 def template_path() -> Path:
@@ -56,6 +59,7 @@ def render_card(
     sources: Sequence[str] | None = None,
     changes: Sequence[Mapping[str, Any]] = (),
     existing: str | None = None,
+    notes: list[str] | None = None,
 ) -> str:
     """Render the card of a run.
 
@@ -68,6 +72,7 @@ def render_card(
         sources: the sources to describe; all of the run's when None.
         changes: the change list, newest first: `{"version": str, "lines": [str]}`.
         existing: the card that this one replaces; what people added to it is kept.
+        notes: takes a line for each part of `existing` that cannot be read and is left out.
 
     Returns:
         The text of README.md.
@@ -85,26 +90,28 @@ def render_card(
     data["eagle3"] = _identity_metadata(name, version, facts["target"])
     path = template or template_path()
     try:
-        text = path.read_text(encoding="utf-8")
-        card = DatasetCard.from_template(
-            data,
-            template_str=text,
+        environment = jinja2.Environment(finalize=escape, keep_trailing_newline=True)
+        card = environment.from_string(path.read_text(encoding="utf-8")).render(
+            card_data=Markdown(data.to_yaml()),
+            pretty_name=pretty_name,
             repo=repo or "/".join(run.path.resolve().parts[-2:]),
             published=repo is not None,
-            revision=f', revision="v{version}"' if version else "",
-            at_version=f"@v{version}" if version else "",
-            changes=changes,
+            revision=Markdown(f', revision="v{version}"' if version else ""),
+            at_version=Markdown(f"@v{version}" if version else ""),
+            changes=[
+                {"version": change.get("version"), "lines": [line(text) for text in change.get("lines", [])]}
+                for change in changes[:VERSIONS_SHOWN]
+            ],
+            older=len(changes) > VERSIONS_SHOWN,
             **facts,
         )
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: the card template cannot be read ({error})") from error
     except jinja2.TemplateError as error:
-        line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise UsageError(f"{path}{line}: the card template is wrong: {error}") from error
-    body = re.sub(r"\n{3,}", "\n\n", str(card))
-    merged = merge_card(body, existing)
-    card_check.check_card(merged, counts)
-    return merged
+        place = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise UsageError(f"{path}{place}: the card template is wrong: {error}") from error
+    body = re.sub(r"\n{3,}", "\n\n", card)
+    return merge_card(body, existing, notes, lambda text: card_check.check_card(text, counts))
 
 
 def write_card(
@@ -120,6 +127,14 @@ def write_card(
     with atomic_file(run.card_path) as file:
         file.write(text.encode())
     return Path(run.card_path)
+
+
+def render_versions(changes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the whole change list as a page of its own, newest version first."""
+    lines = ["# Versions", ""]
+    for change in changes:
+        lines += [f"## {escape(change.get('version'))}", "", *(f"- {line(text)}" for text in change["lines"]), ""]
+    return "\n".join(lines)
 
 
 def _identity_metadata(name: str, version: str | None, target: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +154,8 @@ def _context(
     weights = identity.get("weights", {})
     example_source = max(counts, key=lambda name: (sum(f.rows for f in counts[name].values()), name))
     example, decoded = _example(run, example_source, target)
-    entries = {name: _source(name, manifest, splits) for name, splits in counts.items()}
+    lengths = _read_lengths(run)
+    entries = {name: _source(name, manifest, splits, lengths) for name, splits in counts.items()}
     return {
         "target": described,
         "target_license": model_license(str(described["model"])),
@@ -159,28 +175,31 @@ def _context(
         "sources": entries,
         "only_samples": all(entry["samples"] for entry in entries.values()),
         "all_public": all("/" in entry["upstream"] for entry in entries.values()),
-        "lengths": lengths_markdown(run, counts),
+        "lengths": Markdown(lengths_markdown(run, counts).replace("<", "&lt;")),
         "figures": [
-            {"path": f"figures/{path.name}", "title": path.stem.replace("_", " ").replace("-", " ")}
+            image(path.stem.replace("_", " ").replace("-", " "), f"figures/{path.name}")
             for path in sorted(run.figures_path.glob("*.png"))
         ],
+        "training": manifest.get("training") or {},
+        "reasons": list(dict.fromkeys(reason for entry in entries.values() for reason in entry["left_out"])),
+        "selected_from": manifest.get("selected_from") or {},
+        "has_recipe": bool(manifest.get("recipe")),
+        "several_runs": len(manifest.get("runs") or []),
+        "other_sampling": any(entry["sampling"] for entry in entries.values()),
         "example_source": example_source,
         "example": example,
         "example_decoded": decoded,
-        "number": lambda value: f"{value:,}",
+        "number": lambda value: f"{value:,}" if isinstance(value, int | float) else escape(value),
         "percent": lambda part, whole: f"{100 * part / whole:.1f} %" if whole else "–",
-        "cell": _cell,
+        "code": code,
+        "link": link,
+        "cell": escape,
+        "as_written": line,
     }
 
 
 def _words(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}".strip() for key, value in values.items() if value is not None and value != "")
-
-
-def _cell(value: Any) -> str:
-    """Make a value safe inside a Markdown table or line: no line breaks, pipes or markup of its own."""
-    text = re.sub(r"\s+", " ", str("–" if value in (None, "") else value)).strip()
-    return re.sub(r"([|`<\[\]*])", r"\\\1", text)
 
 
 def _thinking(asked: Any, profile: Mapping[str, Any]) -> str:
@@ -195,7 +214,16 @@ def _thinking(asked: Any, profile: Mapping[str, Any]) -> str:
     return f"{setting}; {words[state]}" if state in words else setting
 
 
-def _source(name: str, manifest: Mapping[str, Any], splits: Mapping[str, SplitFacts]) -> dict[str, Any]:
+def _percentiles(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the median and the 95th percentile of a source's output tokens, "" where they are not known."""
+    quantiles = section.get("lengths", {}).get("completion", {}).get("quantiles", {})
+    values = {name: quantiles.get(key, {}).get("value") for name, key in (("median", "p50"), ("p95", "p95"))}
+    return {name: f"{value:,.0f}" if isinstance(value, int | float) else "" for name, value in values.items()}
+
+
+def _source(
+    name: str, manifest: Mapping[str, Any], splits: Mapping[str, SplitFacts], lengths: Mapping[str, Any]
+) -> dict[str, Any]:
     """Gather what the manifest says about one source; the counts are those of the records themselves."""
     report = manifest.get("sources", {}).get(name, {})
     extent = manifest.get("extent", {}).get("sources", {}).get(name, {})
@@ -222,6 +250,9 @@ def _source(name: str, manifest: Mapping[str, Any], splits: Mapping[str, SplitFa
         "skipped": generation.get("skipped", 0),
         "licenses": whole.licenses,
         "attribution": report.get("attribution"),
+        "left_out": manifest.get("left_out", {}).get(name, {}),
+        "sampling": _words(extent.get("sampling") or {}),
+        **_percentiles(lengths.get("sources", {}).get(name, {})),
     }
 
 
@@ -247,10 +278,7 @@ def lengths_markdown(run: RunFolder, counts: Mapping[str, Mapping[str, SplitFact
     """
     from eagle3_data.lengths.views.markdown import to_markdown
 
-    try:
-        values = read_json(run.lengths_path)
-    except FileNotFoundError as error:
-        raise DataError(f"{run.lengths_path}: missing; run `eagle3-data lengths {run.path}` first") from error
+    values = _read_lengths(run)
     for name, splits in counts.items():
         rows = sum(facts.rows for facts in splits.values())
         measured = values.get("sources", {}).get(name, {}).get("rows", 0)
@@ -262,19 +290,27 @@ def lengths_markdown(run: RunFolder, counts: Mapping[str, Mapping[str, SplitFact
     return to_markdown(values)
 
 
+def _read_lengths(run: RunFolder) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = read_json(run.lengths_path)
+    except FileNotFoundError as error:
+        raise DataError(f"{run.lengths_path}: missing; run `eagle3-data lengths {run.path}` first") from error
+    return values
+
+
 def _example(run: RunFolder, source: str, target: "Target | None") -> tuple[str, bool]:
     record = typical_record(run, source)
     if record is None:
-        return "No record finished.", False
+        return Markdown("No record finished."), False
     if target is not None:
-        return _fence(_shorten(target.describe(record))), True
+        return block(_shorten(target.describe(record))), True
     messages = find_prompt(run, source, record["sample_id"])
     shown = {key: _abbreviate(value) for key, value in record.items()}
-    text = _fence("\n".join(f"{key}: {value}" for key, value in shown.items()), "text")
+    text: str = block("\n".join(f"{key}: {value}" for key, value in shown.items()))
     if messages is not None:
         prompt = _shorten(json.dumps(messages, indent=1, ensure_ascii=False))
-        text += "\n\nThe messages behind `input_ids`:\n\n" + _fence(prompt, "json")
-    return text, False
+        text += "\n\nThe messages behind `input_ids`:\n\n" + block(prompt, "json")
+    return Markdown(text), False
 
 
 def _abbreviate(value: Any) -> Any:
@@ -289,9 +325,3 @@ def _shorten(text: str) -> str:
         return text
     half = _EXAMPLE_CHARACTERS // 2
     return f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
-
-
-def _fence(text: str, language: str = "text") -> str:
-    """Fence text with more backticks than it holds in a row."""
-    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-    return f"{ticks}{language}\n{text}\n{ticks}"

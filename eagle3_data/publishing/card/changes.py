@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from eagle3_data.errors import DataError
 from eagle3_data.outcome import reasons
 from eagle3_data.publishing.card.facts import caps
+from eagle3_data.publishing.card.markdown import code
 
 Opener = Callable[[], AbstractContextManager[Any]]
 
@@ -197,7 +198,7 @@ def _setting_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) 
 def _plain(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return "none" if value in (None, "", {}, []) else f"`{value}`"
+    return "none" if value in (None, "", {}, []) else code(value)
 
 
 def _length_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -239,6 +239,7 @@ def _commit(repository: Repository, order: Order, head: Head, create_pr: bool) -
         changes=tuple(lines),
         card=plan.card,
         files=listing(plan, head),
+        note="\n".join(plan.notes),
     )
     if not create_pr:
         _tag(repository, order, report.commit)
@@ -329,5 +330,5 @@ def _dry_run(repository: Repository, order: Order) -> PublishReport:
         changes=tuple(lines),
         card=plan.card,
         files=listing(plan, head),
-        note=note,
+        note="\n".join([*([note] if note else []), *plan.notes]),
     )

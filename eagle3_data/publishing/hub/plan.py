@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eagle3_data.publishing.card.card import render_card
+from eagle3_data.publishing.card.card import VERSIONS_NAME, VERSIONS_SHOWN, render_card, render_versions
 from eagle3_data.publishing.card.changes import (
     Opener,
     RowChanges,
@@ -50,6 +50,7 @@ class Plan:
     add: Sequence[ReleaseFile]
     delete: Sequence[str]
     changes: Sequence[str]
+    notes: Sequence[str] = ()
 
 
 def changes_since(repository: Repository | None, order: Order, head: Head) -> tuple[list[dict[str, Any]], list[str]]:
@@ -139,6 +140,9 @@ def make_plan(
     repository: Repository, order: Order, head: Head, changes: list[dict[str, Any]], lines: Sequence[str]
 ) -> Plan:
     files = release_files(order.run, order.manifest, order.sources, order.version, changes)
+    notes: list[str] = []
+    if len(changes) > VERSIONS_SHOWN:
+        files.append(ReleaseFile(VERSIONS_NAME, render_versions(changes).encode()))
     card = render_card(
         order.run,
         order.template,
@@ -147,14 +151,15 @@ def make_plan(
         version=order.version,
         sources=order.sources,
         changes=changes,
-        existing=head.card if head.manifest or head.card else None,
+        existing=head.card,
+        notes=notes,
     )
     files.append(ReleaseFile(CARD, card.encode()))
     forbid_secrets(files, order.secrets)
     kept = {file.path for file in files}
     delete = [path for path in head.files if path.startswith(OWNED_FOLDERS) and path not in kept]
     add = [file for file in files if not file.same_as(head.files.get(file.path))]
-    return Plan(files, card, add, sorted(delete), lines)
+    return Plan(files, card, add, sorted(delete), lines, notes)
 
 
 def listing(plan: Plan, head: Head) -> tuple[PublishedFile, ...]:

@@ -131,7 +131,7 @@ EDITS = [
         "```python\nprint(1)  # ours\n```",
     ),
     ("a section of its own", "## Limits\n", "## Ours\n\nText.\n\n## Limits\n", "## Ours\n\nText.\n"),
-    ("behind a table", "\nRows that ran into", "\nOurs.\n\nRows that ran into", "\nOurs.\n"),
+    ("behind a table", "\nMedian and p95", "\nOurs.\n\nMedian and p95", "\nOurs.\n"),
     ("an edited line", "Plain Parquet, so", "Parquet (we checked), so", "Parquet (we checked), so"),
     ("a tag", "tags:\n- eagle3\n", "tags:\n- eagle3\n- ours\n", "- ours\n"),
     ("a licence", "pretty_name: EAGLE-3 data for example/tiny", "pretty_name: Ours", "pretty_name: Ours"),
