@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from eagle3_data.errors import DataError, DiskFull, MachineError, RunLocked
+from eagle3_data.manifest import Manifest
 
-MANIFEST_FORMAT: Final = 2
 ROWS_PER_FILE: Final = 50_000
 ROWS_PER_GROUP: Final = 1_000
 # Of token ids, before compression: who streams the first rows reads some three groups, each about half of this.
@@ -96,7 +96,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error}); restore it or remove the run folder") from error
 
 
@@ -213,29 +213,21 @@ class RunFolder:
         """Return the names of the sources that have records, sorted."""
         return sorted(path.parent.name for path in self.path.glob("records/*/train-00000-of-*.parquet"))
 
-    def read_manifest(self) -> dict[str, Any]:
-        """Return the manifest, or {} for a run that has none yet.
+    def read_manifest(self) -> Manifest:
+        """Return the manifest, an empty one for a run that has none yet.
 
         Raises:
-            DataError: the manifest is damaged or was written by a newer version.
+            DataError: the manifest is damaged, of another format, or not one of eagle3-data.
         """
         try:
-            manifest = read_json(self.manifest_path)
+            values = read_json(self.manifest_path)
         except FileNotFoundError:
-            return {}
-        version = manifest.get("format") if isinstance(manifest, dict) else None
-        if isinstance(version, int) and version < MANIFEST_FORMAT:
-            raise DataError(
-                f"{self.manifest_path}: written by an earlier version of eagle3-data, whose records had no dialogue, "
-                "turn and loop_tokens; give the recipe another name (its rows are asked again), or use that version"
-            )
-        if version != MANIFEST_FORMAT:
-            raise DataError(f"{self.manifest_path}: not a manifest of format {MANIFEST_FORMAT}; upgrade eagle3-data")
-        return dict(manifest)
+            return Manifest()
+        return Manifest.parse(values, str(self.manifest_path))
 
-    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+    def write_manifest(self, manifest: Manifest | Mapping[str, Any]) -> None:
         """Replace the manifest."""
-        write_json(self.manifest_path, {**manifest, "format": MANIFEST_FORMAT})
+        write_json(self.manifest_path, Manifest.of(manifest).to_dict())
 
     def lock(self, name: str = "run") -> "RunLock":
         """Return a lock on this run (a context manager) that no second process can hold."""

@@ -14,6 +14,7 @@ FOUNDATIONS = {
     "schema",
     "errors",
     "outcome",
+    "manifest",
     "run_folder",
     "loops",
     "foreign_text",

@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 
 from eagle3_data.check.report import CheckReport, Example, Violation
 from eagle3_data.check.rules import Facts, findings, wrong_columns
-from eagle3_data.errors import HubError, UsageError
+from eagle3_data.errors import DataError, HubError, UsageError
+from eagle3_data.manifest import Manifest
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.schema import RECORD_FEATURES
 
@@ -41,7 +42,7 @@ class _Input:
 
     name: str
     files: list[tuple[str, str | None]]  # path, and the source that its place says
-    manifest: Mapping[str, Any] = field(default_factory=dict)
+    manifest: Manifest = field(default_factory=Manifest)
     filesystem: Any = None
     run: RunFolder | None = None
 
@@ -139,14 +140,18 @@ def _find_hub(name: str, repository: str, revision: str | None) -> _Input:
     try:
         files = sorted(filesystem.glob(f"{root}/**/*.parquet"))
         there = filesystem.exists(f"{root}/manifest.json")
-        manifest = json.loads(filesystem.cat_file(f"{root}/manifest.json")) if there else {}
+        manifest = Manifest()
+        if there:
+            manifest = Manifest.parse_text(filesystem.cat_file(f"{root}/manifest.json"), f"{name}: manifest.json")
+    except DataError:
+        raise
     except Exception as error:
         # The client raises many kinds of its own, of the HTTP library and of fsspec; each means it cannot be read.
         raise HubError(f"{name}: cannot be read from the Hub ({type(error).__name__}: {error})") from error
     records = [file for file in files if Path(file).name.startswith(("train-", "validation-"))]
     if not records:
         raise UsageError(f"{name}: no record files (train-*.parquet) there; is the name or the revision right?")
-    sources = set(manifest.get("generation", {})) | set(manifest.get("extent", {}).get("sources", {}))
+    sources = {*manifest.generation, *manifest.extent.sources}
     return _Input(name, [(file, _source_of(file, sources)) for file in records], manifest, filesystem)
 
 
@@ -155,29 +160,18 @@ def _source_of(file: str, sources: set[str]) -> str | None:
     return parent if parent in sources else None
 
 
-def _facts(manifest: Mapping[str, Any], profile: Mapping[str, Any] | None, report: CheckReport) -> Facts:
-    known = dict(profile or manifest.get("profile") or {})
-    extent = manifest.get("extent", {}).get("sources", {})
-    caps = {name: cap for name, entry in extent.items() if (cap := _furthest(entry))}
-    size = known.get("vocabulary_size") or manifest.get("identity", {}).get("target", {}).get("vocabulary_size")
-    context = manifest.get("engine", {}).get("context_length")
-    if not manifest:
+def _facts(manifest: Manifest, profile: Mapping[str, Any] | None, report: CheckReport) -> Facts:
+    known = dict(profile or manifest.profile)
+    caps = {name: entry.furthest for name, entry in manifest.extent.sources.items() if entry.furthest}
+    size = known.get("vocabulary_size") or manifest.vocabulary_size
+    context = manifest.engine.context_length
+    if manifest.is_empty:
         report.left_out.append("counts, caps and context, since there is no manifest.json beside the records")
     if "end_of_turn_ids" not in known or "generation_prompt_ids" not in known or "thinking_state" not in known:
         report.left_out.append(
             "control tokens, reasoning and tool calls, since the token profile is not known in full"
         )
-    return Facts(known, context if _is_cap(context) else None, caps, size)
-
-
-def _furthest(entry: Mapping[str, Any]) -> int:
-    """Return the most tokens that rows of a source may have been given: its cap, or what `extend` took them to."""
-    stated: list[Any] = [entry.get(key) for key in ("max_new_tokens", "caps", "extended_to")]
-    return max((int(cap) for cap in stated if _is_cap(cap)), default=0)
-
-
-def _is_cap(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
+    return Facts(known, context if context and context > 0 else None, caps, size)
 
 
 # ---- batches
@@ -218,9 +212,9 @@ def _shown(found: _Input, path: str) -> str:
     return path
 
 
-def _identity(file: pq.ParquetFile, manifest: Mapping[str, Any], shown: str, report: CheckReport) -> None:
+def _identity(file: pq.ParquetFile, manifest: Manifest, shown: str, report: CheckReport) -> None:
     stored = (file.schema_arrow.metadata or {}).get(b"eagle3_data")
-    wanted = manifest.get("identity")
+    wanted = manifest.identity.to_dict()
     if stored is None or not wanted:
         return
     try:
@@ -329,9 +323,10 @@ def _duplicates(
     report.add("duplicate", len(suspects), examples)
 
 
-def _counts(manifest: Mapping[str, Any], counted: Mapping[str, int], report: CheckReport) -> None:
-    for source, entry in manifest.get("generation", {}).items():
-        said = entry.get("records")
+def _counts(manifest: Manifest, counted: Mapping[str, int], report: CheckReport) -> None:
+    for source, said in manifest.generation.items():
         here = counted.get(source, 0)
-        if isinstance(said, int) and here not in (said, said + int(entry.get("validation", 0) or 0)):
-            report.add("row_count", 1, [Example(source, -1, "", f"{here:,} records, the manifest says {said:,}")])
+        if here not in (said.records, said.records + said.validation):
+            report.add(
+                "row_count", 1, [Example(source, -1, "", f"{here:,} records, the manifest says {said.records:,}")]
+            )

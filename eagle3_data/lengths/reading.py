@@ -3,7 +3,6 @@
 Goes in: a data set, Parquet files, a run folder or a Hub repository. Comes out: one `SourceTally` a source.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.lengths.statistics.distribution import CUTOFFS, Flags, Ints, Tally, checked_lengths
+from eagle3_data.manifest import Manifest
 from eagle3_data.outcome import FINISH_REASONS, of_reason, reasons
 from eagle3_data.run_folder import RunFolder
 
@@ -253,11 +253,11 @@ def read_path(path: Path) -> dict[str, SourceTally]:
     return read_tables(parquet_tables(files), str(path))
 
 
-def read_hub(name: str) -> tuple[dict[str, SourceTally], dict[str, Any]]:
+def read_hub(name: str) -> tuple[dict[str, SourceTally], Manifest]:
     """Count a data set on the Hub, `org/name` or `org/name@revision`; only the scalar columns are fetched.
 
     Returns:
-        The tallies, and the manifest that was published beside the records, {} when there is none.
+        The tallies, and the manifest that was published beside the records, an empty one when there is none.
 
     Raises:
         UsageError: the name is not one, or there is no such data set or revision.
@@ -282,9 +282,9 @@ def read_hub(name: str) -> tuple[dict[str, SourceTally], dict[str, Any]]:
             f"{name}: no such folder here, and no Parquet files of that name on the Hub; is the name, the revision "
             "and your token right?"
         )
-    manifest: dict[str, Any] = {}
+    manifest = Manifest()
     if filesystem.exists(f"{root}/manifest.json"):
-        manifest = json.loads(filesystem.cat_file(f"{root}/manifest.json"))
+        manifest = Manifest.parse_text(filesystem.cat_file(f"{root}/manifest.json"), f"{name}: manifest.json")
     return read_tables(parquet_tables(files, filesystem), name), manifest
 
 

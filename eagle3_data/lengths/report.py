@@ -21,6 +21,7 @@ from eagle3_data.lengths.statistics.distribution import LengthCounts
 from eagle3_data.lengths.statistics.intervals import CONFIDENCE, rounded
 from eagle3_data.lengths.statistics.tail import TailModel, fit_tail
 from eagle3_data.lengths.views.advice import advice_sentences, report_sentences
+from eagle3_data.manifest import Manifest, SourceExtent
 from eagle3_data.run_folder import RunFolder, write_json
 
 FORMAT: Final = 1
@@ -73,7 +74,7 @@ class LengthReport:
 def measure_lengths(
     records: datasets.Dataset | datasets.DatasetDict | Path | str | RunFolder,
     *,
-    manifest: Mapping[str, Any] | None = None,
+    manifest: Manifest | Mapping[str, Any] | None = None,
     weights: Mapping[str, float] | None = None,
     truncation_target: float | Mapping[str, float] | None = None,
     confidence: float = CONFIDENCE,
@@ -100,26 +101,28 @@ def measure_lengths(
         raise DataError("no records and no prompts to measure; run generate first")
     # Sorted as JSON files are, so that what is printed from lengths.json is what is printed from memory.
     tallies = dict(sorted(tallies.items()))
-    return _build(tallies, unfinished, manifest or found, weights, truncation_target, confidence)
+    return _build(
+        tallies, unfinished, Manifest.of(manifest) if manifest else found, weights, truncation_target, confidence
+    )
 
 
 def _read(
     records: datasets.Dataset | datasets.DatasetDict | Path | str | RunFolder,
-) -> tuple[dict[str, SourceTally], dict[str, Unfinished], dict[str, Any]]:
+) -> tuple[dict[str, SourceTally], dict[str, Unfinished], Manifest]:
     if isinstance(records, RunFolder):
         return (*reading.read_run(records), records.read_manifest())
     if isinstance(records, datasets.DatasetDict):
         tables = (table for split in records.values() for table in reading.dataset_tables(split))
-        return reading.read_tables(tables, "records"), {}, {}
+        return reading.read_tables(tables, "records"), {}, Manifest()
     if isinstance(records, datasets.Dataset):
-        return reading.read_tables(reading.dataset_tables(records), "records"), {}, {}
+        return reading.read_tables(reading.dataset_tables(records), "records"), {}, Manifest()
     if not isinstance(records, str | Path):
         raise UsageError(f"measure_lengths takes a Dataset, a path or a RunFolder, not {type(records).__name__}")
     path = Path(records)
     if path.is_dir() and ((path / "manifest.json").exists() or (path / "records").is_dir()):
         return _read(RunFolder(path))
     if path.exists():
-        return reading.read_path(path), {}, {}
+        return reading.read_path(path), {}, Manifest()
     if isinstance(records, Path):
         raise UsageError(f"{path}: no such file or folder")
     tallies, manifest = reading.read_hub(records)
@@ -129,7 +132,7 @@ def _read(
 def _build(
     tallies: dict[str, SourceTally],
     unfinished: dict[str, Unfinished],
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     weights: Mapping[str, float] | None,
     truncation_target: float | Mapping[str, float] | None,
     confidence: float,
@@ -164,8 +167,7 @@ def _build(
         "sources": sections,
         "whole": whole,
     }
-    stated = manifest.get("extent", {}).get("sources", {})
-    clustered = [name for name in sections if (stated.get(name) or {}).get("turns") == "prefix"]
+    clustered = [name for name in sections if manifest.extent_of(name).turns == "prefix"]
     values["remarks"] = report_sentences(values, clustered)
     return LengthReport(values, counts, curves, tails)
 
@@ -175,18 +177,15 @@ def _advise(
     tallies: Mapping[str, SourceTally],
     counts: Mapping[tuple[str, str], LengthCounts],
     curves: Mapping[tuple[str, str], Curve],
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     truncation_target: float | Mapping[str, float] | None,
     confidence: float,
 ) -> dict[str, TailModel]:
-    extent = manifest.get("extent", {}).get("sources", {})
-    throughput = manifest.get("throughput") or {}
-    seconds, tokens = throughput.get("seconds") or 0, throughput.get("completion_tokens") or 0
     if isinstance(truncation_target, Mapping):
         _check_names(truncation_target, tallies)
     tails = {}
     for name, tally in tallies.items():
-        stated = extent.get(name) or {}
+        stated = manifest.extent_of(name)
         completion, curve = counts[name, "completion"], curves[name, "completion"]
         assert isinstance(curve, SourceCurve)
         tail = fit_tail(completion, curve)
@@ -201,8 +200,8 @@ def _advise(
             target=_target(name, stated, truncation_target),
             tail=tail,
             cut_by_context=tally.cut_by_context,
-            context_length=(manifest.get("engine") or {}).get("context_length"),
-            tokens_per_second=tokens / seconds if seconds else None,
+            context_length=manifest.engine.context_length,
+            tokens_per_second=manifest.throughput.tokens_per_second,
             confidence=confidence,
         ).to_dict()
         sections[name]["tail"] = tail.to_dict() if tail else None
@@ -210,9 +209,9 @@ def _advise(
     return tails
 
 
-def _target(name: str, stated: Mapping[str, Any], given: float | Mapping[str, float] | None) -> float:
+def _target(name: str, stated: SourceExtent, given: float | Mapping[str, float] | None) -> float:
     target = given.get(name) if isinstance(given, Mapping) else given
-    target = target if target is not None else stated.get("truncation_target") or DEFAULT_TARGET
+    target = target if target is not None else stated.truncation_target or DEFAULT_TARGET
     if not 0 < target < 1:
         raise UsageError(f"truncation_target of {name} must lie between 0 and 1, got {target}")
     return float(target)

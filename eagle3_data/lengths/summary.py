@@ -5,7 +5,7 @@ print, so that they cannot differ.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from eagle3_data.lengths.reading import SourceTally, Sums, Unfinished
@@ -19,6 +19,7 @@ from eagle3_data.lengths.statistics.intervals import (
     rounded,
     share_interval,
 )
+from eagle3_data.manifest import SourceExtent
 from eagle3_data.outcome import FINISH_REASONS
 
 Weighted = Sequence[tuple[float, SourceTally]]
@@ -183,13 +184,12 @@ def _budgets(tallies: Sequence[SourceTally]) -> dict[str, Any]:
     }
 
 
-def present_cap(tally: SourceTally, extent: Mapping[str, Any] | None) -> int | None:
+def present_cap(tally: SourceTally, extent: SourceExtent) -> int | None:
     """Return a source's cap: the highest that the run states or has sent (it may have been extended); None if unknown.
 
     Where nothing is stated, budgets that the context shortened do not count, if any row was cut by the cap itself.
     """
-    given = extent or {}
-    stated = [cap for key in ("max_new_tokens", "caps", "extended_to") if isinstance(cap := given.get(key), int)]
     sent = [counts.extreme(-1) for tallied in (tally.caps_of_cut, tally.caps) if (counts := tallied.counts()).rows]
-    highest = max([*stated, *sent], default=0) if stated else next((cap for cap in sent if cap > 0), 0)
+    stated = extent.furthest
+    highest = max([stated, *sent]) if stated else next((cap for cap in sent if cap > 0), 0)
     return highest or None

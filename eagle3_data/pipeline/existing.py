@@ -30,7 +30,7 @@ def target_of(folder: RunFolder, *, trust_remote_code: bool = False) -> Target |
     Whether the code of its tokenizer may run is the caller's word: a folder may be a stranger's.
     """
     try:
-        recipe = parse_recipe(folder.read_manifest()["recipe"], str(folder.manifest_path))
+        recipe = parse_recipe(folder.read_manifest().recipe, str(folder.manifest_path))
         return load_target(recipe.with_consent(trust_remote_code=trust_remote_code))
     except (UsageError, DataError):
         return None

@@ -22,11 +22,12 @@ from eagle3_data.generation import Extend, Generator
 from eagle3_data.generation.client.preflight import ServerInfo, check_server
 from eagle3_data.generation.records.writer import SourceCounts, write_records
 from eagle3_data.generation.runner import run_generation
+from eagle3_data.manifest import Counts, Engine, Extent, Identity, SourceExtent, Weights
 from eagle3_data.pipeline.generated import Generated, below_cap, extend_command
 from eagle3_data.pipeline.opening import Run, guard_identity, key_of
 from eagle3_data.pipeline.prepare import prepare_locked
 from eagle3_data.progress import Listener, shown
-from eagle3_data.recipe import AUTO, Recipe, parse_recipe
+from eagle3_data.recipe import Recipe, parse_recipe
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.target import Target
 
@@ -95,7 +96,7 @@ def extend(run: Run, *, max_new_tokens: int) -> Generated:
     """
     with run.folder.lock():
         manifest = run.folder.read_manifest()
-        if not manifest.get("stages", {}).get("generate"):
+        if not manifest.stages.generate:
             raise UsageError(f"{run.folder.path}: nothing to extend; run `eagle3-data generate` first")
         caps = {
             spec.name: max(max_new_tokens, cap)
@@ -122,10 +123,10 @@ def merge(folder: RunFolder, *, trust_remote_code: bool = False) -> None:
     manifest = folder.read_manifest()
     journal = [path.stat().st_mtime for path in folder.journal_path.rglob("*") if path.is_file()]
     written = folder.failures_path
-    if not manifest or not journal or (written.is_file() and max(journal) <= written.stat().st_mtime):
+    if manifest.is_empty or not journal or (written.is_file() and max(journal) <= written.stat().st_mtime):
         return
     with folder.lock():
-        recipe = parse_recipe(manifest["recipe"], str(folder.manifest_path))
+        recipe = parse_recipe(manifest.recipe, str(folder.manifest_path))
         merge_locked(Run(recipe.with_consent(trust_remote_code=trust_remote_code), folder))
 
 
@@ -150,7 +151,7 @@ def _work(
     manifest = folder.read_manifest()
     guard_identity(folder, manifest, identity)
     prompts = {spec.name: folder.prompts_path(spec.name) for spec in recipe.sources}
-    if shard is None and not extend and manifest.get("stages", {}).get("generate"):
+    if shard is None and not extend and manifest.stages.generate:
         counts = _write(run, target, None)
         if not any(count.missing or count.failed for count in counts.values()):
             # a finished run asks nothing, so it needs no engine: that may be gone by now
@@ -167,18 +168,19 @@ def _work(
     with contextlib.ExitStack() as stack:
         urls = _urls(recipe, stack)
         facts = check_servers(recipe, target, list(urls))
-        with _manifest(folder, alone=shard is None) as manifest:
-            served = {"model_path": facts.model_path, "weight_version": facts.weight_version}
-            manifest["identity"] = {**identity, "weights": served}
-            manifest["profile"] = _plain(asdict(target.profile))
-            manifest["engine"] = _engine(recipe, facts)
-            for name, cap in caps.items():
-                entry = manifest["extent"]["sources"].setdefault(name, {})
-                if not only_truncated:
-                    entry["caps"] = cap
-                if extend:
-                    up_to = extend.up_to if isinstance(extend, Extend) else cap
-                    entry["extended_to"] = max(up_to, entry.get("extended_to", 0))  # rows taken further stay so
+        with _locked(folder, alone=shard is None):
+            manifest = folder.read_manifest()
+            served = Weights(model_path=facts.model_path, weight_version=facts.weight_version)
+            extents = {
+                name: _sent(manifest.extent_of(name), cap, extend, only_truncated) for name, cap in caps.items()
+            }
+            changed = {
+                "identity": Identity.model_validate(identity).model_copy(update={"weights": served}),
+                "profile": _plain(asdict(target.profile)),
+                "engine": _engine(recipe, facts),
+                "extent": Extent(sources={**manifest.extent.sources, **extents}),
+            }
+            folder.write_manifest(manifest.model_copy(update=changed))
         options: dict[str, Any] = {}
         if recipe.engine.timeout is not None:
             options["request_timeout"] = recipe.engine.timeout
@@ -198,12 +200,10 @@ def _work(
         with step, shown(run.progress) as bars:
             result = run_generation(prompts, step, on_progress or bars, only_truncated=only_truncated)
             seconds = time.monotonic() - began
-            with _manifest(folder, alone=shard is None) as manifest:
-                before = manifest.get("throughput", {})
-                manifest["throughput"] = {
-                    "seconds": round(before.get("seconds", 0.0) + seconds, 3),
-                    "completion_tokens": before.get("completion_tokens", 0) + result.progress.tokens,
-                }
+            with _locked(folder, alone=shard is None):
+                manifest = folder.read_manifest()
+                throughput = manifest.throughput.plus(seconds, result.progress.tokens)
+                folder.write_manifest(manifest.model_copy(update={"throughput": throughput}))
             if shard is not None:
                 counts = {name: _counted(source) for name, source in result.progress.sources.items()}
             else:
@@ -243,9 +243,9 @@ def _write(run: Run, target: Target, step: Generator | None) -> Mapping[str, Sou
     recipe, folder = run.recipe, run.folder
     manifest = folder.read_manifest()
     # Published as it is: no URL and no path, which would also make equal records differ.
-    weights = {"weight_version": manifest["identity"].get("weights", {}).get("weight_version", "")}
-    identity = {**manifest["identity"], "weights": weights}
-    made = {"recipe": manifest.get("name"), "engine": manifest.get("engine"), "eagle3-data": __version__}
+    weights = {"weight_version": manifest.identity.weights.weight_version or ""}
+    identity = {**manifest.identity.to_dict(), "weights": weights}
+    made = {"recipe": manifest.name, "engine": manifest.engine.to_dict(), "eagle3-data": __version__}
     counts = write_records(
         {spec.name: folder.prompts_path(spec.name) for spec in recipe.sources},
         folder,
@@ -256,10 +256,12 @@ def _write(run: Run, target: Target, step: Generator | None) -> Mapping[str, Sou
     )
     # the journal keeps the answers of a source that left the recipe; what is read as this run's records must not
     folder.drop_records_except([spec.name for spec in recipe.sources])
-    manifest["generation"] = {name: asdict(count) for name, count in counts.items()}
     done = not any(count.missing for count in counts.values())
-    manifest["stages"] = {**manifest.get("stages", {}), "generate": done}
-    folder.write_manifest(manifest)
+    changed = {
+        "generation": {name: Counts.model_validate(asdict(count)) for name, count in counts.items()},
+        "stages": manifest.stages.model_copy(update={"generate": done}),
+    }
+    folder.write_manifest(manifest.model_copy(update=changed))
     return counts
 
 
@@ -281,24 +283,21 @@ def caps_of(run: Run) -> dict[str, int]:
         IdentityError: a cap lies below the one that rows were generated with.
     """
     manifest = run.folder.read_manifest()
-    extents, pilots = manifest.get("extent", {}).get("sources", {}), manifest.get("pilot", {})
     caps: dict[str, int] = {}
     for spec in run.recipe.sources:
-        cap = spec.max_new_tokens
-        if cap == AUTO:
-            if spec.name not in pilots:
-                raise UsageError(
-                    f"sources.{spec.name}.max_new_tokens: auto takes the cap that a pilot found; run "
-                    f"`eagle3-data pilot {run.recipe.file or run.recipe.name}` first"
-                )
-            cap = int(pilots[spec.name]["max_new_tokens"])
-        before = extents.get(spec.name, {}).get("caps")
+        cap = manifest.cap_for(spec.name, spec.max_new_tokens)
+        if cap is None:
+            raise UsageError(
+                f"sources.{spec.name}.max_new_tokens: auto takes the cap that a pilot found; run "
+                f"`eagle3-data pilot {run.recipe.file or run.recipe.name}` first"
+            )
+        before = manifest.extent_of(spec.name).sent_cap
         if before is not None and cap < before:
             raise IdentityError(
                 f"sources.{spec.name}.max_new_tokens: {cap} is below {before}, with which rows of {run.folder.path} "
                 "were generated; set it back, or give the recipe another name"
             )
-        caps[spec.name] = int(cap)
+        caps[spec.name] = cap
     return caps
 
 
@@ -308,9 +307,8 @@ def _recipe_extend(run: Run) -> bool | Extend:
 
 
 def _identity(run: Run, target: Target) -> dict[str, Any]:
-    known = run.folder.read_manifest().get("identity", {})
     return {
-        **known,
+        **run.folder.read_manifest().identity.to_dict(),
         "target": target.identity(),
         "sampling": run.recipe.sampling.values(),
         "draw_seed": run.recipe.draw_seed,
@@ -348,13 +346,22 @@ def check_servers(recipe: Recipe, target: Target, urls: Sequence[str] = ()) -> S
     return asyncio.run(check())[0]
 
 
-def _engine(recipe: Recipe, facts: ServerInfo) -> dict[str, Any]:
-    return {
-        "kind": "embedded" if recipe.engine.embedded else "sglang",
-        "version": facts.version,
-        "context_length": facts.context_length,
-        "deterministic": recipe.engine.deterministic,
-    }
+def _engine(recipe: Recipe, facts: ServerInfo) -> Engine:
+    return Engine(
+        kind="embedded" if recipe.engine.embedded else "sglang",
+        version=facts.version,
+        context_length=facts.context_length,
+        deterministic=recipe.engine.deterministic,
+    )
+
+
+def _sent(before: SourceExtent, cap: int, extend: bool | Extend, only_truncated: bool) -> SourceExtent:
+    """Return a source's extent with the caps that are sent from now on."""
+    changed: dict[str, int] = {} if only_truncated else {"sent_cap": cap}
+    if extend:
+        up_to = extend.up_to if isinstance(extend, Extend) else cap
+        changed["extended_to"] = max(up_to, before.extended_to or 0)  # rows taken further stay so
+    return before.model_copy(update=changed)
 
 
 def _canonical(value: Any) -> str:
@@ -366,8 +373,8 @@ def _plain(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _manifest(folder: RunFolder, *, alone: bool) -> Iterator[dict[str, Any]]:
-    """Change the manifest; a shard takes the run's lock for just that, and waits its turn."""
+def _locked(folder: RunFolder, *, alone: bool) -> Iterator[None]:
+    """Hold the run's lock to change the manifest: a shard takes it for just that, and waits its turn."""
     deadline = time.monotonic() + _LOCK_SECONDS
     with contextlib.ExitStack() as stack:
         while not alone:
@@ -378,7 +385,4 @@ def _manifest(folder: RunFolder, *, alone: bool) -> Iterator[dict[str, Any]]:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
-        manifest = folder.read_manifest()
-        manifest.setdefault("extent", {}).setdefault("sources", {})
-        yield manifest
-        folder.write_manifest(manifest)
+        yield

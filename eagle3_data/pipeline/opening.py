@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data.errors import IdentityError, UsageError
+from eagle3_data.manifest import Manifest
 from eagle3_data.recipe import Recipe, Settings, load_recipe
 from eagle3_data.run_folder import RunFolder
 
@@ -45,13 +46,13 @@ def open_run(
     return Run(loaded, RunFolder(Path(runs) / loaded.name), progress)
 
 
-def guard_identity(folder: RunFolder, manifest: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+def guard_identity(folder: RunFolder, manifest: Manifest, identity: Mapping[str, Any]) -> None:
     """Refuse to go on in a run folder that was made with another identity.
 
     Raises:
         IdentityError: a key that stands in both has another value; the message shows each such key.
     """
-    there = dict(_flat(manifest.get("identity", {})))
+    there = dict(_flat(manifest.identity.to_dict()))
     lines = [
         f"{key}: {there[key]!r} there, {value!r} asked for"
         for key, value in _flat(identity)

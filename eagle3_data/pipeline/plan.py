@@ -26,6 +26,7 @@ from eagle3_data.lengths import (
     worth_of_rows,
 )
 from eagle3_data.lengths.views import wording
+from eagle3_data.manifest import Extent, PilotCap
 from eagle3_data.pipeline.generate import check_servers, generate_locked, load_target, tools_warnings
 from eagle3_data.pipeline.lengths import describe
 from eagle3_data.pipeline.opening import Run
@@ -164,8 +165,7 @@ def _cost(run: Run, reports: Mapping[str, PromptReport]) -> dict[str, Any]:
     caps = _known_caps(run)
     prompt = sum(means[name] * report.values["prompts"] for name, report in reports.items())
     most = sum(caps[name] * report.values["prompts"] for name, report in reports.items() if name in caps)
-    measured = run.folder.read_manifest().get("throughput", {})
-    rate = measured.get("completion_tokens", 0) / measured["seconds"] if measured.get("seconds") else None
+    rate = run.folder.read_manifest().throughput.tokens_per_second
     return {
         "requests": requests,
         "prompt_tokens": round(prompt),
@@ -177,14 +177,9 @@ def _cost(run: Run, reports: Mapping[str, PromptReport]) -> dict[str, Any]:
 
 
 def _known_caps(run: Run) -> dict[str, int]:
-    pilots = run.folder.read_manifest().get("pilot", {})
-    caps: dict[str, int] = {}
-    for spec in run.recipe.sources:
-        if spec.max_new_tokens != AUTO:
-            caps[spec.name] = int(spec.max_new_tokens)
-        elif spec.name in pilots:
-            caps[spec.name] = int(pilots[spec.name]["max_new_tokens"])
-    return caps
+    manifest = run.folder.read_manifest()
+    caps = {spec.name: manifest.cap_for(spec.name, spec.max_new_tokens) for spec in run.recipe.sources}
+    return {name: cap for name, cap in caps.items() if cap is not None}
 
 
 def _cost_words(cost: Mapping[str, Any]) -> str:
@@ -280,7 +275,7 @@ def pilot(run: Run, *, rows: int | None = None, high_cap: int | None = None) -> 
         EngineError and others: as `generate`.
     """
     folder = RunFolder(run.folder.path / "pilot")
-    before = max([0, *(entry.get("extended_to", 0) for entry in _entries(folder).values())])
+    before = max([0, *(entry.extended_to or 0 for entry in folder.read_manifest().extent.sources.values())])
     top = max(HIGH_CAP, before) if high_cap is None else high_cap
     if top < 1:
         raise UsageError(f"--high-cap {top}: give a number of tokens above 0")
@@ -307,30 +302,25 @@ def pilot(run: Run, *, rows: int | None = None, high_cap: int | None = None) -> 
             _state_cap(trial.folder, top)
             targets = {spec.name: spec.truncation_target or _DEFAULT_TARGET for spec in run.recipe.sources}
             report = describe(trial.folder, targets)
-        drawn = prepared.to_dict()["sources"]
-        caps = {name: _choice(report, name, targets[name], drawn[name]["prompts"]) for name in report.sources}
+        drawn = prepared.reports
+        caps = {name: _choice(report, name, targets[name], drawn[name].prompts) for name in report.sources}
         manifest = run.folder.read_manifest()
-        manifest.setdefault("name", run.recipe.name)
-        manifest["pilot"] = {
-            **manifest.get("pilot", {}),
-            **{name: found for name, found in caps.items() if found["max_new_tokens"] is not None},
+        found = {name: PilotCap.model_validate(cap) for name, cap in caps.items() if cap["max_new_tokens"]}
+        measured = manifest if manifest.throughput.tokens_per_second else trial.folder.read_manifest()
+        changed = {
+            "name": manifest.name or run.recipe.name,
+            "pilot": {**manifest.pilot, **found},
+            "throughput": measured.throughput,
         }
-        manifest.setdefault("throughput", trial.folder.read_manifest().get("throughput", {}))
-        run.folder.write_manifest(manifest)
+        run.folder.write_manifest(manifest.model_copy(update=changed))
     return Pilot(trial.folder.path, report, caps, generated.exit_status)
-
-
-def _entries(folder: RunFolder) -> dict[str, dict[str, Any]]:
-    entries: dict[str, dict[str, Any]] = folder.read_manifest().get("extent", {}).get("sources", {})
-    return entries
 
 
 def _state_cap(folder: RunFolder, cap: int) -> None:
     """Let the pilot's manifest say how far its answers could go: the first round's cap is not what judges them."""
     manifest = folder.read_manifest()
-    for entry in manifest["extent"]["sources"].values():
-        entry["extended_to"] = cap
-    folder.write_manifest(manifest)
+    stated = {name: entry.model_copy(update={"extended_to": cap}) for name, entry in manifest.extent.sources.items()}
+    folder.write_manifest(manifest.model_copy(update={"extent": Extent(sources=stated)}))
 
 
 def _choice(report: LengthReport, name: str, target: float, prompts: int) -> dict[str, Any]:

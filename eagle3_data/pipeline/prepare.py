@@ -14,6 +14,7 @@ from datasets import Dataset
 
 from eagle3_data import __version__, sources
 from eagle3_data.errors import SourceError
+from eagle3_data.manifest import DrawReport, Extent, SourceExtent
 from eagle3_data.pipeline.consent import without_token
 from eagle3_data.pipeline.opening import Run, guard_identity
 from eagle3_data.pipeline.tables import show_table
@@ -23,7 +24,8 @@ from eagle3_data.schema import PROMPT_FEATURES, arrow_schema
 
 _ROWS_AT_ONCE = 5 * ROWS_PER_GROUP
 # What of a source entry does not decide which prompts there are.
-_USED_CAPS = ("caps", "extended_to")
+_USED_CAPS = ("sent_cap", "extended_to")
+_LIBRARIES = ("datasets", "transformers")
 _LATER = (
     *("max_new_tokens", "truncation_target", "holdout", "num_proc"),
     *("sampling", "thinking", "samples", "tool_results", "max_turns"),
@@ -35,28 +37,31 @@ class Prepared:
     """What `prepare` made: a SourceReport (as a dictionary) for each source, and which sources were there already."""
 
     folder: Path
-    reports: Mapping[str, Mapping[str, Any]]
+    reports: Mapping[str, DrawReport]
     reused: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reports, ready for JSON."""
-        return {"folder": str(self.folder), "sources": dict(self.reports), "reused": list(self.reused)}
+        return {
+            "folder": str(self.folder),
+            "sources": {name: report.to_dict() for name, report in self.reports.items()},
+            "reused": list(self.reused),
+        }
 
     def to_text(self) -> str:
         """Return the table of rows read, kept, rejected and drawn, with the reasons below it."""
         rows: list[list[str | int]] = []
         notes: list[str] = []
         for name, report in self.reports.items():
-            rejected: Mapping[str, int] = report["rejected"]
-            counts = [report["read"], report["kept"], sum(rejected.values()), report["duplicates"]]
-            rows.append([name, *counts, report["prompts"], report["drawn"]])
+            rejected = report.rejected
+            counts = [report.read, report.kept, sum(rejected.values()), report.duplicates]
+            rows.append([name, *counts, report.prompts, report.drawn])
             notes += [
                 f"{name}: {count:,} rejected, {reason}: {sources.REASONS.get(reason, '')}"
                 for reason, count in sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
             ]
-            requested = report["requested"]
-            if requested is not None and report["drawn"] < requested:
-                notes.append(f"{name}: {requested:,} prompts were asked for, there are only {report['drawn']:,}")
+            if report.short:
+                notes.append(f"{name}: {report.requested:,} prompts were asked for, there are only {report.drawn:,}")
         columns = ["source", "rows read", "kept", "rejected", "duplicates", "prompts", "drawn"]
         return show_table("Prompts", columns, rows, *notes, f"prompts: {self.folder / 'prompts'}")
 
@@ -83,15 +88,19 @@ def prepare_locked(run: Run, *, again: bool) -> Prepared:
     recipe, folder = run.recipe, run.folder
     manifest = folder.read_manifest()
     guard_identity(folder, manifest, {"draw_seed": recipe.draw_seed})
-    extents, reports = manifest.get("extent", {}).get("sources", {}), manifest.get("sources", {})
-    done: dict[str, Mapping[str, Any]] = {}
+    extents: dict[str, SourceExtent] = {}
+    done: dict[str, DrawReport] = {}
     reused: list[str] = []
     earlier: list[sources.Drawn] = []
     for spec in recipe.sources:
-        same = _drawn_from(extents.get(spec.name, {})) == _drawn_from(extent_of(recipe, spec))
-        there = spec.name in reports and folder.prompts_path(spec.name).is_file()
+        before, now = manifest.extent_of(spec.name), extent_of(recipe, spec)
+        # the caps that generation has really used stay until generation itself raises them
+        used = {key: value for key in _USED_CAPS if (value := getattr(before, key)) is not None}
+        extents[spec.name] = now.model_copy(update=used)
+        same = _drawn_from(before) == _drawn_from(now)
+        there = spec.name in manifest.reports and folder.prompts_path(spec.name).is_file()
         if not again and same and there and not recipe.dedupe_across:
-            done[spec.name] = reports[spec.name]
+            done[spec.name] = manifest.reports[spec.name]
             reused.append(spec.name)
             continue
         with without_token(recipe.anonymous):
@@ -100,48 +109,38 @@ def prepare_locked(run: Run, *, again: bool) -> Prepared:
         if recipe.dedupe_across:
             earlier.append(drawn)
         write_parquet(folder.prompts_path(spec.name), _tables(drawn.prompts), arrow_schema(PROMPT_FEATURES))
-        done[spec.name] = drawn.report.to_dict()
-    accounts = ("read", "kept", "duplicates", "rejected", "reject_examples")
-    write_json(folder.rejects_path, {name: {key: report[key] for key in accounts} for name, report in done.items()})
+        done[spec.name] = DrawReport.model_validate(drawn.report.to_dict())
+    accounts = {"read", "kept", "duplicates", "rejected", "reject_examples"}
+    accounted = {name: report.model_dump(mode="json", include=accounts) for name, report in done.items()}
+    write_json(folder.rejects_path, accounted)
     folder.write_manifest(
-        manifest
-        | {
-            "name": recipe.name,
-            "recipe": recipe.text,
-            "versions": {"eagle3-data": __version__, **{name: version(name) for name in ("datasets", "transformers")}},
-            "identity": {**manifest.get("identity", {}), "draw_seed": recipe.draw_seed},
-            "extent": {
-                "sources": {
-                    spec.name: _merged(extents.get(spec.name, {}), extent_of(recipe, spec)) for spec in recipe.sources
-                }
-            },
-            "sources": done,
-            "stages": {**manifest.get("stages", {}), "prepare": True},
-        }
+        manifest.model_copy(
+            update={
+                "name": recipe.name,
+                "recipe": recipe.text,
+                "versions": {"eagle3-data": __version__, **{name: version(name) for name in _LIBRARIES}},
+                "identity": manifest.identity.model_copy(update={"draw_seed": recipe.draw_seed}),
+                "extent": Extent(sources=extents),
+                "reports": done,
+                "stages": manifest.stages.model_copy(update={"prepare": True}),
+            }
+        )
     )
     return Prepared(folder.path, done, tuple(reused))
 
 
-def extent_of(recipe: Recipe, spec: SourceSpec) -> dict[str, Any]:
+def extent_of(recipe: Recipe, spec: SourceSpec) -> SourceExtent:
     """Return what of a source entry stands in the manifest; local files with size and time, so that a change shows."""
     files = recipe.data_files(spec)
     names = zip(spec.data_files or (), files, strict=True) if isinstance(files, list) else ()
     stats = {name: path.stat() for name, file in names if (path := Path(file)).is_file()}
-    return {
-        **spec.to_dict(),
-        "local_files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
-    }
+    local = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+    return SourceExtent.model_validate({**spec.to_dict(), "local_files": local})
 
 
-def _merged(before: Mapping[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    # the caps that generation has really used stay until generation itself raises them
-    return {**now, **{key: before[key] for key in _USED_CAPS if key in before}}
-
-
-def _drawn_from(extent: Mapping[str, Any]) -> dict[str, Any]:
-    apart = (*_LATER, *_USED_CAPS)
+def _drawn_from(extent: SourceExtent) -> dict[str, Any]:
     # a key that is not given is as good as one that an older version did not know
-    return {key: value for key, value in extent.items() if key not in apart and value is not None}
+    return extent.model_dump(mode="json", exclude={*_LATER, *_USED_CAPS}, exclude_none=True)
 
 
 def _draw(recipe: Recipe, spec: SourceSpec, earlier: list[sources.Drawn]) -> sources.Drawn:

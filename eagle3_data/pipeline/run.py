@@ -88,8 +88,8 @@ def run(run: Run) -> Finished:
         target = target_of(folder, trust_remote_code=recipe.target is not None and recipe.target.trust_remote_code)
         card = write_card(folder, target=target)
         manifest = folder.read_manifest()
-        manifest["stages"] |= {"check": checked.ok, "lengths": True, "card": True}
-        folder.write_manifest(manifest)
+        stages = manifest.stages.model_copy(update={"check": checked.ok, "lengths": True, "card": True})
+        folder.write_manifest(manifest.model_copy(update={"stages": stages}))
     published = None
     if recipe.publish and recipe.publish.version and checked.ok and not generated.failed:
         published = publish(

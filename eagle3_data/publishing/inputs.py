@@ -82,7 +82,7 @@ def gather(
         raise UsageError(f"{runs[-1].path}: no source {unknown[0]!r} to drop; it has {', '.join(there) or 'none'}")
     sources = [name for name in there if name not in wanted.drop_sources]
     for run in runs:
-        check_complete(run, run.read_manifest(), sources, wanted.allow_failed)
+        check_complete(run, run.read_manifest().to_dict(), sources, wanted.allow_failed)
     if not sources:
         raise UsageError(f"{runs[-1].path}: all of its sources would be dropped; leave one")
     whole = len(runs) == 1 and sources == runs[0].sources() and not wanted.drop and wanted.exclude is None
@@ -98,7 +98,7 @@ def gather(
 
 def _sources(run: RunFolder) -> list[str]:
     """Return the sources of a run; one that was taken out of the recipe leaves its records in the folder."""
-    known = run.read_manifest().get("extent", {}).get("sources", {})
+    known = run.read_manifest().to_dict().get("extent", {}).get("sources", {})
     return [name for name in run.sources() if not known or name in known]
 
 

@@ -70,7 +70,7 @@ def open_records(data: Data, *, split: str | None = "train", sources: Sequence[s
         return Records("the data set", lambda columns: dataset_tables(data, columns, sources))
     run: RunFolder = data if isinstance(data, RunFolder) else RunFolder(data)
     if run.manifest_path.is_file() or (run.path / "records").is_dir():
-        manifest = run.read_manifest()
+        manifest = run.read_manifest().to_dict()
         files = {path.relative_to(run.path).as_posix(): _local(path) for path in run.path.glob("records/*/*.parquet")}
         return _of_files(str(run.path), files, split, sources, manifest.get("identity"), manifest.get("profile"))
     if run.path.exists():

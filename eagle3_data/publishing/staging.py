@@ -160,7 +160,7 @@ def stage(
         prompts = next((path for run in reversed(runs) if (path := run.prompts_path(source)).is_file()), None)
         if prompts is not None:
             _link(prompts, made.prompts_path(source))
-    manifest = merge_manifests([run.read_manifest() for run in runs], kept)
+    manifest = merge_manifests([run.read_manifest().to_dict() for run in runs], kept)
     if left_out:
         manifest["left_out"] = left_out
     if wanted.rows:

@@ -154,9 +154,9 @@ def test_a_pilot_by_command_finds_the_cap_that_auto_takes(tmp_path):
         assert found["rows"] == 93 and found["advice"]["cap"] == 256 and found["truncated"]["rows"] == 0
         call("run", written, "--progress", "none", cwd=tmp_path)
         run = RunFolder(tmp_path / "runs" / "tried")
-        cap = run.read_manifest()["pilot"]["B1_glaive"]["max_new_tokens"]
+        cap = run.read_manifest().pilot["B1_glaive"].max_new_tokens
         measured = measure_lengths(run).to_dict()["sources"]["B1_glaive"]
-        assert run.read_manifest()["pilot"]["B1_glaive"] | {"interval": 0, "max_new_tokens": 0} == {
+        assert run.read_manifest().pilot["B1_glaive"].to_dict() | {"interval": 0, "max_new_tokens": 0} == {
             "max_new_tokens": 0,
             "truncation_target": 0.05,
             "rows": 93,

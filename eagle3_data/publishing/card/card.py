@@ -81,7 +81,7 @@ def render_card(
         DataError: no records, damaged files, or `lengths.json` belongs to other records.
         UsageError: the template is missing or wrong.
     """
-    manifest = public_values(run.read_manifest())
+    manifest = public_values(run.read_manifest().to_dict())
     counts = read_counts(run, list(sources) if sources is not None else run.sources())
     facts = _context(run, manifest, counts, target)
     name = str(manifest.get("name") or run.path.name)

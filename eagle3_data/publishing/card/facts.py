@@ -18,6 +18,7 @@ from datasets.utils.metadata import MetadataConfigs
 from huggingface_hub import CardData, DatasetCardData
 
 from eagle3_data.errors import DataError
+from eagle3_data.manifest import SourceExtent
 from eagle3_data.outcome import FINISH_REASONS, reasons
 from eagle3_data.publishing.card.licenses import hub_licenses
 from eagle3_data.run_folder import RunFolder
@@ -142,13 +143,9 @@ def total(counts: Mapping[str, Mapping[str, SplitFacts]], split: str | None = No
 
 
 def caps(extent: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the cap of a source's answers, and the higher one to which its cut rows were continued (else None).
-
-    `max_new_tokens` is what the recipe says, which may be `auto`; `caps` is the number that was sent.
-    """
-    cap = next((extent[key] for key in ("caps", "max_new_tokens") if isinstance(extent.get(key), int)), None)
-    further = extent.get("extended_to")
-    return cap, further if isinstance(further, int) and (cap is None or further > cap) else None
+    """Return the cap of a source's answers, and the higher one to which its cut rows were continued (else None)."""
+    stated = SourceExtent.model_validate(extent)
+    return stated.cap, stated.continued_to
 
 
 def size_category(rows: int) -> str:

@@ -70,7 +70,7 @@ def make_order(
     token: str | None,
 ) -> Order:
     """Return what is to be published; `run` is finished, and `version` plain or AUTO."""
-    manifest = run.read_manifest()
+    manifest = run.read_manifest().to_dict()
     secrets = {"the token": token or ""}
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", str(manifest.get("engine", {}).get("api_key_env") or "")):
         secrets[name] = os.environ.get(name, "") if name else ""

@@ -47,7 +47,7 @@ def add_training_rows(run: RunFolder, trainer: Trainer) -> None:
     whole = sum(tallies.values(), SourceTally())
     run.write_manifest(
         {
-            **run.read_manifest(),
+            **run.read_manifest().to_dict(),
             "training": {
                 "trainer": trainer,
                 "rows": whole.written,

@@ -225,7 +225,7 @@ def test_size_categories_are_the_hubs() -> None:
 def test_caps_are_those_that_were_sent(tmp_path: Path) -> None:
     """A cap that a pilot found is a number in the card and the published recipe, and an extension is told."""
     run = make_run(tmp_path / "run", {"B1_glaive": 60}, mean=150)
-    manifest = run.read_manifest()
+    manifest = run.read_manifest().to_dict()
     before = json.loads(json.dumps(manifest))
     extent = manifest["extent"]["sources"]["B1_glaive"]
     extent |= {"max_new_tokens": "auto", "caps": 200, "extended_to": 400}
@@ -250,7 +250,7 @@ def test_caps_are_those_that_were_sent(tmp_path: Path) -> None:
 def test_a_source_of_another_package_brings_its_own_attribution(tmp_path: Path) -> None:
     """A card is written from the run folder alone, also where the package of the source is not installed."""
     folder = make_run(tmp_path / "run", {"B1_glaive": 4})
-    manifest = folder.read_manifest()
+    manifest = folder.read_manifest().to_dict()
     manifest["sources"]["B1_glaive"]["attribution"] = {
         "title": "Asked",
         "url": "https://example.org/asked",

@@ -161,7 +161,7 @@ def test_a_source_that_the_recipe_lost_is_not_published_and_metadata_tell_no_sec
     import pyarrow.parquet as pq
 
     run = make_run(tmp_path / "run", SMALL_PAIR)
-    manifest = run.read_manifest()
+    manifest = run.read_manifest().to_dict()
     del manifest["extent"]["sources"]["B4_mixturethoughts"]
     run.write_manifest(manifest)
     planned = publish(hub, run, "org/lost-source", dry_run=True)
