@@ -60,6 +60,10 @@ class ContextLimits:
             return 0
         return max(0, min(cap, self.room - CONTEXT_MARGIN - prompt_tokens))
 
+    def holds(self, prompt_tokens: int, budget: int) -> bool:
+        """Whether a server takes a prompt with this `max_new_tokens`."""
+        return prompt_tokens <= self.longest_prompt and prompt_tokens + budget <= self.room - _TOTAL_MARGIN
+
     def __and__(self, other: "ContextLimits") -> "ContextLimits":
         """Return limits that both servers keep."""
         return min(self, other, key=lambda limits: limits.room)

@@ -10,10 +10,11 @@ import functools
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+import aiohttp
 import datasets
 import numpy as np
 
@@ -22,8 +23,9 @@ from eagle3_data.generation.asked_target import AskedTarget
 from eagle3_data.generation.budget import Extend, ladder, truncation
 from eagle3_data.generation.client.connections import Connection, Connections
 from eagle3_data.generation.client.facts import ServerFacts
-from eagle3_data.generation.client.protocol import RequestBody
-from eagle3_data.generation.client.retrying import RetryPolicy, RowError
+from eagle3_data.generation.client.preflight import compare_texts
+from eagle3_data.generation.client.protocol import AnswerReader, RequestBody
+from eagle3_data.generation.client.retrying import ContextLearnt, RetryPolicy, RowError
 from eagle3_data.generation.client.server import Server
 from eagle3_data.generation.client.servers import Concurrency
 from eagle3_data.generation.journal.entry import Entry, Head, Ids, prompt_crc
@@ -79,6 +81,9 @@ class Generator:
         retries: how often and how patiently to ask for one row.
         max_failure_share: share of failed rows among the last hundred above which the run stops.
         shard: (index, count): the share of rows this process works on.
+        round_tokens: fetch answers in pieces of so many tokens, for balancers that end silent requests; by default
+            such are recognised, and answers fetched whole until then.
+        proxy: URL of an HTTP proxy to the servers; HTTP(S)_PROXY are ignored for them.
 
     Raises:
         UsageError, RecipeError: an argument is wrong.
@@ -102,6 +107,8 @@ class Generator:
         retries: RetryPolicy | None = None,
         max_failure_share: float = 0.5,
         shard: tuple[int, int] = (0, 1),
+        round_tokens: int | None = None,
+        proxy: str | None = None,
     ) -> None:
         if isinstance(urls, str):
             raise UsageError("urls: give a list of servers, not one text")
@@ -121,13 +128,16 @@ class Generator:
         self.connections = Connections(
             urls,
             RequestBody(self.sampling, target.stop_token_ids),
-            target.vocabulary_size,
+            _reader_of(target),
             retries or RetryPolicy(),
             concurrency=concurrency,
             api_key=api_key,
             context_length=context_length,
             request_timeout=request_timeout,
             patience=patience,
+            round_tokens=round_tokens,
+            proxy=proxy,
+            verify=_verifier(target),
         )
         self.journal: Journal = shared_journal(Path(journal), self.identity(), shard, target.vocabulary_size)
         self.connections.admit = functools.partial(_admit, self.journal)
@@ -281,21 +291,26 @@ class Generator:
         home: Server | None,
     ) -> tuple[Entry, Server | None]:
         """Ask once, for the answer or for its continuation, and return the row's outcome so far."""
-        limits = connection.servers.limits
-        assert limits is not None
         sent = before.budget if before else 0
         asked = np.concatenate([ids, before.output_ids]) if before else ids
-        budget = limits.budget(len(asked), cap - sent)
-        if budget < 1:
-            if before is None:
-                message = f"the prompt of {len(ids)} tokens leaves no room; the longest that does has"
-                entry = Entry(
-                    sample_id, Outcome.SKIPPED, len(ids), crc, budget=limits.longest_prompt, reason="context"
-                )
-                entry.message = f"{message} {limits.longest_prompt}"
-                return entry, None
-            return dataclasses.replace(before, outcome=Outcome.LENGTH_CONTEXT), home
-        answer, server = await connection.client.ask(asked, budget, home)
+        while True:
+            limits = connection.servers.limits
+            assert limits is not None
+            budget = limits.budget(len(asked), cap - sent)
+            if budget < 1:
+                if before is None:
+                    longest = limits.longest_prompt
+                    entry = Entry(sample_id, Outcome.SKIPPED, len(ids), crc, budget=longest, reason="context")
+                    entry.message = (
+                        f"the prompt of {len(ids)} tokens leaves no room; the longest that does has {longest}"
+                    )
+                    return entry, None
+                return dataclasses.replace(before, outcome=Outcome.LENGTH_CONTEXT), home
+            try:
+                answer, server = await connection.client.ask(asked, budget, home)
+                break
+            except ContextLearnt:
+                continue
         outcome = Outcome.STOP if answer.stopped else truncation(sent + budget, cap)
         output = np.concatenate([before.output_ids, answer.output_ids]) if before else answer.output_ids
         rounds = before.rounds + 1 if before else 1
@@ -362,6 +377,21 @@ class _ForOneProcess:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:500]
+
+
+def _reader_of(target: AskedTarget) -> AnswerReader:
+    profile = getattr(target, "profile", None)
+    return AnswerReader(
+        target.vocabulary_size,
+        target.stop_token_ids,
+        getattr(profile, "template_only_ids", ()),
+        getattr(profile, "generation_prompt_ids", ()) or (),
+    )
+
+
+def _verifier(target: Any) -> Callable[[aiohttp.ClientSession, ServerFacts], Awaitable[object]] | None:
+    """Return what compares a server's tokenizer with the target's when it comes back; None for targets without one."""
+    return functools.partial(compare_texts, target=target) if hasattr(target, "canaries") else None
 
 
 def _admit(journal: Journal, facts: ServerFacts) -> None:

@@ -46,7 +46,9 @@ class Progress:
     requests: int = 0
     retries: int = 0
     cached_share: float = 0.0  # of prompt tokens that the servers' prefix caches held
-    paused: str = ""  # why no row moves, "" when they do
+    paused: str = ""  # why rows do not move, "" when they do
+    wrong: dict[str, int] = field(default_factory=dict)  # answers that were no data, by kind
+    trimmed: int = 0  # answers that ran over their end token and were cut there
     draining: bool = False
     finished: bool = False
 

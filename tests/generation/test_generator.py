@@ -316,7 +316,7 @@ def test_a_key_is_sent_and_never_stored(tmp_path: Path) -> None:
             prompts(2).map(step.generate)
         server.fault = lambda crc, turn: "400"
         with generator(url, tmp_path / "c", api_key="s3cret") as step:
-            assert prompts(1).map(step.generate)["error"] == ["http_400: made to say 400 to Bearer (the key)"]
+            assert prompts(1).map(step.generate)["error"] == ["http_400: made to say 400 to Bearer (a secret)"]
     assert server.headers[0]["Authorization"] == "Bearer s3cret"
     assert not any(b"s3cret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from eagle3_data.generation.client import canary
+
 STOP_ID = 2
 VOCABULARY = 49_152
 TRANSIENT_FAULTS = ("reset", "cut", "503", "429", "500", "abort", "hang", "queued_abort")
@@ -82,6 +84,7 @@ class GenerateServer:
         self.router = router
         self.tokenize = tokenize
         self.asked: Counter[int] = Counter()
+        self.canaries = 0  # short greedy requests that show which model answers; counted nowhere else
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.running = self.waiting = self.most = 0
@@ -148,6 +151,9 @@ class GenerateServer:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         asked = json.loads(await request.read())
         ids, budget = asked["input_ids"], asked["sampling_params"]["max_new_tokens"]
+        if tuple(ids) == canary.PROMPT:
+            self.canaries += 1
+            return web.json_response(self.answer("", ids, budget))
         crc = crc_of(ids)
         turn = self.asked[crc]
         self.asked[crc] += 1

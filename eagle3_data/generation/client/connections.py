@@ -4,7 +4,8 @@ Goes in: URLs and how to ask them. Comes out: servers to choose from and a clien
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import aiohttp
 
@@ -47,9 +48,10 @@ class Connections:
     Args:
         urls: roots of the servers; a mapping gives each its share of the work.
         body: builds the requests.
-        vocabulary_size: ids from this on cannot be the target's.
+        reader: checks the answers.
         policy: how stubborn to be.
-        concurrency, api_key, context_length, request_timeout, patience: as `Generator`.
+        concurrency, api_key, context_length, request_timeout, patience, round_tokens, proxy: as `Generator`.
+        verify: called on a server's return; raises where it must not be used.
 
     Raises:
         UsageError: an argument is wrong.
@@ -59,7 +61,7 @@ class Connections:
         self,
         urls: Sequence[str] | Mapping[str, float],
         body: RequestBody,
-        vocabulary_size: int,
+        reader: AnswerReader,
         policy: RetryPolicy,
         *,
         concurrency: Concurrency,
@@ -67,19 +69,25 @@ class Connections:
         context_length: int | None,
         request_timeout: float,
         patience: float,
+        round_tokens: int | None = None,
+        proxy: str | None = None,
+        verify: Callable[[aiohttp.ClientSession, ServerFacts], Awaitable[object]] | None = None,
     ) -> None:
         self.pause_text = ""  # why no row moves, "" when they do
         # Called with what the servers are before the first row is asked; raises where they must not be.
         self.admit: Callable[[ServerFacts], None] = lambda facts: None
         self._urls = dict(urls) if isinstance(urls, Mapping) else list(urls)
         self._body = body
-        self._vocabulary_size = vocabulary_size
+        self._reader = reader
         self._policy = policy
         self._concurrency = concurrency
         self._api_key = api_key
         self._context_length = context_length
         self._request_timeout = request_timeout
         self._patience = patience
+        self._round_tokens = round_tokens
+        self._proxy = proxy
+        self._verify = verify
         self._open: list[Connection] = []
         self._earlier: list[RetryingClient] = []
         self._opening: asyncio.Task[Connection] | None = None
@@ -92,6 +100,8 @@ class Connections:
             context_length=self._context_length,
             patience=self._patience,
             on_pause=self._paused,
+            round_tokens=self._round_tokens,
+            verify=self._verify,
         )
 
     async def get(self) -> Connection:
@@ -122,12 +132,13 @@ class Connections:
         client = RetryingClient(
             servers,
             self._body,
-            AnswerReader(self._vocabulary_size),
+            self._reader,
             self._policy,
             api_key=self._api_key,
             request_timeout=self._request_timeout,
+            proxy=self._proxy,
         )
-        connection = Connection(open_session(self._api_key), servers, client)
+        connection = Connection(open_session(self._api_key, self._proxy), servers, client)
         try:
             await servers.start(connection.session)
             assert servers.facts is not None
@@ -159,7 +170,9 @@ class Connections:
         progress.retries = sum(client.retries for client in clients)
         prompt = sum(client.prompt_tokens for client in clients)
         progress.cached_share = sum(client.cached_tokens for client in clients) / prompt if prompt else 0.0
-        progress.paused = self.pause_text
+        progress.paused = self.pause_text or (self._open[-1].servers.silence if self._open else "")
+        progress.wrong = dict(sum((client.wrong for client in clients), Counter()))
+        progress.trimmed = sum(client.trimmed for client in clients)
         if self._open:
             progress.concurrency = self._open[-1].servers.capacity
 

@@ -5,16 +5,25 @@ and queues. Understands SGLang and sglang-router (which hides most of this and a
 """
 
 import asyncio
+import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import aiohttp
 import orjson
 
 from eagle3_data.errors import EngineError, EngineUnavailable
+from eagle3_data.foreign_text import foreign_text
 from eagle3_data.generation.budget import ContextLimits
+from eagle3_data.generation.client.http import TooLarge, read_body
+from eagle3_data.generation.client.protocol import error_text
 
 _PATIENCE: Final = aiohttp.ClientTimeout(total=20)
+_LARGEST_PAGE: Final = 1 << 22
+_PROXY_WORDS: Final = re.compile(
+    rb"\b(?:upstream|envoy|nginx|haproxy|traefik|istio|cloudflare|cloudfront|akamai|varnish|gateway|proxy|RBAC)\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +51,48 @@ async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | Non
     """Return the JSON object at `url`, or None when the server has no such page."""
     try:
         async with session.get(url, timeout=_PATIENCE) as reply:
-            body = await reply.read()
-            if reply.status in (401, 403):
-                raise EngineError(f"{url}: the server refuses the key ({reply.status}); set engine.api_key_env")
-            if reply.status != 200:
-                return None
+            body = await read_body(reply, _LARGEST_PAGE)
     except aiohttp.ClientConnectorCertificateError as error:
         reason = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
         raise EngineError(
             f"{url}: its certificate is not trusted ({reason}); name the file of its authority in the environment "
             "variable SSL_CERT_FILE"
         ) from error
+    except TooLarge as error:
+        raise EngineError(f"{url}: {error}; engine.urls wants the root of an SGLang server") from None
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise EngineUnavailable(
-            f"{url}: nothing answers ({error or type(error).__name__}); start the server or mend engine.urls"
+            f"{url}: nothing answers ({foreign_text(error, 200) or type(error).__name__}); start the server or "
+            "correct engine.urls"
         ) from error
+    check_access(url, reply.status, body)
+    if reply.status in (502, 503, 504):
+        raise EngineUnavailable(f"{url}: answers {reply.status} ({error_text(body)}); start the server behind it")
+    if reply.status != 200:
+        return None
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def check_access(url: str, status: int, body: bytes) -> None:
+    """Say what is wrong where a question before the run was refused.
+
+    Raises:
+        EngineUnavailable: a proxy refused it (403).
+        EngineError: the server refused the key.
+    """
+    if status == 403 and is_proxys(body):
+        raise EngineUnavailable(f"{url}: a proxy in front of the server refuses ({status}: {error_text(body)})")
+    if status in (401, 403):
+        raise EngineError(f"{url}: the server refuses the key ({status}: {error_text(body)}); set engine.api_key_env")
+
+
+def is_proxys(body: bytes) -> bool:
+    """Whether an error's body is plainly a gateway's or balancer's: SGLang answers in JSON and names none of these."""
+    return body.lstrip()[:1] == b"<" or _PROXY_WORDS.search(body) is not None
 
 
 async def _first(session: aiohttp.ClientSession, url: str, *pages: str) -> dict[str, Any]:
@@ -112,9 +143,9 @@ async def fetch_facts(session: aiohttp.ClientSession, url: str, context_length: 
     )
     return ServerFacts(
         url=url,
-        model_path=str(info.get("model_path") or model.get("model_path") or ""),
-        version=str(info.get("version") or ""),
-        weight_version=str(model.get("weight_version") or info.get("weight_version") or ""),
+        model_path=foreign_text(info.get("model_path") or model.get("model_path"), 300),
+        version=foreign_text(info.get("version"), 100),
+        weight_version=foreign_text(model.get("weight_version") or info.get("weight_version"), 100),
         limits=limits,
         slots=slots,
     )
@@ -138,13 +169,15 @@ async def fetch_load(session: aiohttp.ClientSession, url: str) -> Load | None:
     )
 
 
-async def is_healthy(session: aiohttp.ClientSession, url: str) -> bool:
-    """Whether a server takes requests: any answer of `/health` but 5xx, or none in time: busy is not dead."""
+async def fetch_health(session: aiohttp.ClientSession, url: str) -> Literal["well", "unwell", "gone"]:
+    """Ask whether a server takes requests: "unwell" where it (or what stands before it) says 5xx, "gone" where nothing
+    answers. No answer in time is "well": busy is not dead.
+    """
     patience = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
     try:
         async with session.get(url + "/health", timeout=patience) as reply:
-            return reply.status < 500
+            return "well" if reply.status < 500 else "unwell"
     except aiohttp.SocketTimeoutError:
-        return True
+        return "well"
     except (aiohttp.ClientError, TimeoutError, OSError):
-        return False
+        return "gone"

@@ -18,11 +18,13 @@ import aiohttp
 import orjson
 
 from eagle3_data.errors import EngineError, EngineUnavailable, WrongModelError
-from eagle3_data.generation.client.facts import ServerFacts, fetch_facts
-from eagle3_data.generation.client.http import open_session, server_url
+from eagle3_data.foreign_text import foreign_text
+from eagle3_data.generation.client.facts import ServerFacts, check_access, fetch_facts
+from eagle3_data.generation.client.http import TooLarge, open_session, read_body, server_url
 from eagle3_data.generation.client.protocol import error_text
 
 _PATIENCE: Final = aiohttp.ClientTimeout(total=120)
+_LARGEST_BODY: Final = 1 << 22
 _ENGLISH: Final = (
     "The capital of France is Paris, and the capital of Italy is Rome. The sun rises in the east and sets in the "
     "west. One, two, three, four, five, six, seven, eight, nine, ten. Once upon a time there was a king who had two "
@@ -116,7 +118,7 @@ async def check_server(
         facts = await fetch_facts(session, url, context_length)
     except EngineUnavailable as error:
         raise EngineUnavailable(f"{error}; to start one: {launch_command(name, url)}") from error
-    evidence = await _compare_texts(session, facts, target, name)
+    evidence = await compare_texts(session, facts, target)
     checked_by = "tokenize"
     if evidence is None:
         evidence, checked_by = await _compare_likelihood(session, facts, target, name), "logprob"
@@ -140,28 +142,33 @@ async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
     headers = {"Content-Type": "application/json"}
     try:
         async with session.post(url, data=orjson.dumps(body), headers=headers, timeout=_PATIENCE) as reply:
-            data = await reply.read()
+            data = await read_body(reply, _LARGEST_BODY)
+    except TooLarge as error:
+        raise EngineError(f"{url}: {error}") from None
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise EngineUnavailable(f"{url}: the connection was lost ({error or type(error).__name__})") from error
-    if reply.status in (401, 403):
-        raise EngineError(f"{url}: the server refuses the key ({reply.status}); set engine.api_key_env")
+        said = foreign_text(error, 200) or type(error).__name__
+        raise EngineUnavailable(f"{url}: the connection was lost ({said})") from error
+    check_access(url, reply.status, data)
     try:
         return reply.status, orjson.loads(data)
     except orjson.JSONDecodeError:
-        return reply.status, data.decode(errors="replace")
+        return reply.status, foreign_text(data)
 
 
 async def _tokenize(session: aiohttp.ClientSession, url: str, text: str, special: bool) -> list[int] | None:
     status, answer = await _post(session, f"{url}/tokenize", {"prompt": text, "add_special_tokens": special})
     tokens = answer.get("tokens") if status == 200 and isinstance(answer, dict) else None
-    return tokens if isinstance(tokens, list) else None
+    return [i for i in tokens if isinstance(i, int)] if isinstance(tokens, list) else None
 
 
-async def _compare_texts(
-    session: aiohttp.ClientSession, facts: ServerFacts, target: CheckedTarget, name: str
-) -> str | None:
-    """Return the evidence that the server's tokenizer is the target's, or None where the server has no tokenizer."""
-    canaries = target.canaries()
+async def compare_texts(session: aiohttp.ClientSession, facts: ServerFacts, target: CheckedTarget) -> str | None:
+    """Return the evidence that the server's tokenizer is the target's, or None where the server has no tokenizer.
+
+    Raises:
+        WrongModelError: texts have other ids.
+        EngineUnavailable, EngineError: it does not answer, or wants a key.
+    """
+    canaries, name = target.canaries(), str(target.identity().get("model", ""))
     for text, ids in canaries:
         given = await _tokenize(session, facts.url, text, False)
         if given is None:

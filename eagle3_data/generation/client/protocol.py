@@ -2,17 +2,37 @@
 
 Goes in: prompt ids, sampling parameters, a budget; the body of a reply. Comes out: the bytes to send; an `Answer`, or
 an `AnswerError` that holds the evidence. Protocol facts were measured on SGLang 0.5.23 and are recorded in the tests.
+The rules of `check` that concern one answer are applied here, so that a bad one costs a request and not a data set.
 """
 
+import codecs
+import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
 import simdjson
 
+from eagle3_data.foreign_text import foreign_text
 from eagle3_data.generation.journal.entry import Ids
+
+# A token is at most about 20 bytes as a number and as escaped text, except for rare ones that are long runs of spaces.
+_TOKEN_BYTES: Final = 64
+_BODY_MARGIN: Final = 1 << 20
+# Parameters that look back at the tokens of one request: a continued answer is drawn otherwise than a whole one.
+_LOOKING_BACK: Final = {
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_new_tokens": 0,
+}
+_ENGLISH_OF_TOO_LONG: Final = re.compile(r"(?:longer than|exceed).*(?:context|maximum)|(?:context|maximum).*exceed")
+_CONTEXT_NUMBER: Final = re.compile(r"context length(?: of)? \(?(\d+) tokens")
+_INPUT_MARGIN: Final = 6  # SGLang's max_req_input_len lies so far below its context
+_INPUT_NUMBER: Final = re.compile(r"maximum allowed length \((\d+) tokens")
 
 
 class RequestBody:
@@ -33,6 +53,8 @@ class RequestBody:
             "ignore_eos": False,
         }
         self._tail = b"," + orjson.dumps(constant)[1:] + b"}"
+        # Whether an answer that is fetched in pieces is drawn as one that comes whole.
+        self.continues = all(sampling.get(name, neutral) == neutral for name, neutral in _LOOKING_BACK.items())
 
     def build(self, ids: Ids, budget: int) -> bytes:
         """Return the body that asks for at most `budget` tokens after `ids`, int32, shape (tokens,)."""
@@ -55,6 +77,12 @@ class Answer:
     stop_token_id: int
     cached_tokens: int
     weight_version: str
+    trimmed: int = 0  # tokens that stood behind the end token of an answer that met its cap, dropped
+
+    def before(self, later: "Answer") -> "Answer":
+        """Return this answer and the one that continues it as one."""
+        ids = np.concatenate([self.output_ids, later.output_ids])
+        return dataclasses.replace(later, output_ids=ids, cached_tokens=self.cached_tokens)
 
 
 class AnswerError(Exception):
@@ -63,13 +91,13 @@ class AnswerError(Exception):
     Args:
         reason: short machine-readable kind.
         message: the evidence.
-        transient: whether asking again may mend it.
+        transient: whether asking the same server again may help.
     """
 
     def __init__(self, reason: str, message: str, *, transient: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
-        self.message = message
+        self.message = foreign_text(message)
         self.transient = transient
 
 
@@ -78,10 +106,22 @@ class AnswerReader:
 
     Args:
         vocabulary_size: ids from this on cannot be the target's.
+        stop_token_ids: those that were sent; an answer ends with one of them. Unchecked where none is given.
+        forbidden_ids: control tokens that only the template writes; an answer that holds one is no data.
+        prompt_end: how every prompt ends (the generation prompt); an answer must not repeat it.
     """
 
-    def __init__(self, vocabulary_size: int) -> None:
+    def __init__(
+        self,
+        vocabulary_size: int,
+        stop_token_ids: Sequence[int] = (),
+        forbidden_ids: Sequence[int] = (),
+        prompt_end: Sequence[int] = (),
+    ) -> None:
         self._vocabulary_size = vocabulary_size
+        self._stops = np.array(sorted(set(stop_token_ids)), np.int64)
+        self._forbidden = np.array(sorted(set(forbidden_ids)), np.int64)
+        self._prompt_end = np.array(prompt_end, np.int64)
         self._parser = simdjson.Parser()
 
     def read(self, body: bytes, prompt: Ids, budget: int) -> Answer:
@@ -96,7 +136,7 @@ class AnswerReader:
         if isinstance(finish, dict) and kind == "abort":
             raise AnswerError("abort", f"the server aborted it: {finish.get('message', '')}", transient=True)
         if output is None:
-            raise AnswerError("answer", f"output_ids is not a list of integers: {_excerpt(body)}")
+            raise AnswerError("answer", f"output_ids is not a flat list of integers: {_excerpt(body)}")
         self._check_counts(output, meta, prompt)
         # Seen as unsigned, a negative id is above every vocabulary too.
         if len(output) and np.maximum.reduce(output.view(np.uint64)) >= self._vocabulary_size:
@@ -107,31 +147,60 @@ class AnswerReader:
                 f"({len(wrong)} such ids); the server serves another model",
             )
         stop = self._check_finish(finish, kind, output, budget)
-        version = str(meta.get("weight_version", ""))
+        whole, stop = len(output), self._first_end(output, kind == "stop", stop)
+        if stop >= 0 and kind != "stop":
+            output = output[: int(np.argmax(output == stop)) + 1]
+        self._check_content(output)
+        version = foreign_text(meta.get("weight_version", ""), 100)
         parts = meta.get("weight_versions")
         for part in parts if isinstance(parts, list) else ():
-            if isinstance(part, dict) and str(part.get("version", version)) != version:
+            if isinstance(part, dict) and foreign_text(part.get("version", version), 100) != version:
                 seen = sorted({version, str(part["version"])})
                 raise AnswerError("weights", f"weights changed within the answer: {seen}", transient=True)
         cached = meta.get("cached_tokens")
         return Answer(
             output_ids=output.astype(np.int32),
-            stopped=kind == "stop",
+            stopped=stop >= 0,
             stop_token_id=stop,
             cached_tokens=cached if isinstance(cached, int) else 0,
             weight_version=version,
+            trimmed=whole - len(output),
         )
 
+    def _first_end(self, output: "np.ndarray[Any, np.dtype[np.int64]]", stopped: bool, stop: int) -> int:
+        """Return the stop token of the answer: the one it was stopped by, or one inside it that its cap ran over.
+
+        A server that accepts several tokens at a step (speculative decoding) may meet the cap in the same step.
+        """
+        ends = np.flatnonzero(np.isin(output[: len(output) - stopped], self._stops))
+        if not ends.size:
+            return stop
+        if stopped:
+            raise AnswerError(
+                "stop_inside", f"stop token {int(output[ends[0]])} stands at place {int(ends[0])} inside"
+            )
+        return int(output[ends[0]])
+
+    def _check_content(self, output: "np.ndarray[Any, np.dtype[np.int64]]") -> None:
+        if len(self._forbidden) and (hits := np.flatnonzero(np.isin(output, self._forbidden))).size:
+            raise AnswerError(
+                "control_token",
+                f"output_ids holds {int(output[hits[0]])} at place {int(hits[0])}, which only the template writes",
+            )
+        size = len(self._prompt_end)
+        if size > 1 and np.array_equal(output[:size], self._prompt_end):
+            raise AnswerError("prompt_tail", "output_ids begins with the generation prompt; upgrade the server")
+
     def _parse(self, body: bytes) -> tuple["np.ndarray[Any, np.dtype[np.int64]] | None", dict[str, Any]]:
+        if body.startswith(codecs.BOM_UTF8):  # which the parser passes over
+            raise AnswerError("answer", f"begins with a byte order mark: {_excerpt(body)}")
         try:
             document: Any = self._parser.parse(body)
             ids = document["output_ids"]
             output = np.frombuffer(ids.as_buffer(of_type="i"), np.int64)
-            # as_buffer flattens nested lists; the count of the outer one gives them away.
-            flat = len(ids) == len(output)
             meta = document["meta_info"].as_dict()
             del ids, document
-            if flat and isinstance(meta, dict):
+            if _is_flat(body) and isinstance(meta, dict):
                 return output, meta
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError):
             self._parser = simdjson.Parser()
@@ -165,8 +234,7 @@ class AnswerReader:
                 "completion_tokens", f"output_ids holds {len(output)} ids and completion_tokens says {completed}"
             )
 
-    @staticmethod
-    def _check_finish(finish: Any, kind: Any, output: "np.ndarray[Any, np.dtype[np.int64]]", budget: int) -> int:
+    def _check_finish(self, finish: Any, kind: Any, output: "np.ndarray[Any, np.dtype[np.int64]]", budget: int) -> int:
         if len(output) > budget:
             raise AnswerError("budget", f"{len(output)} tokens came where {budget} were asked for")
         if kind == "length":
@@ -178,16 +246,50 @@ class AnswerReader:
         if kind != "stop":
             raise AnswerError("finish_reason", f"unknown finish_reason {finish!r}")
         matched = finish.get("matched")
+        if isinstance(matched, str) and "nan" in matched.lower():
+            raise AnswerError("nan", f"the server computed no number, and stopped with {matched!r}")
         if not isinstance(matched, int) or isinstance(matched, bool):
             raise AnswerError("finish_reason", f"stopped by {matched!r}, and only stop tokens were asked for")
         if not len(output) or int(output[-1]) != matched:
             last = int(output[-1]) if len(output) else "nothing"
             raise AnswerError("finish_reason", f"stopped by token {matched}, but output_ids ends with {last}")
+        if len(self._stops) and matched not in self._stops:
+            raise AnswerError(
+                "unknown_stop",
+                f"stopped by token {matched}, which was not asked for ({self._stops.tolist()} were); where it ends "
+                "the target's turns, add it to target.profile.end_of_turn_ids",
+            )
         return matched
 
 
+def _is_flat(body: bytes) -> bool:
+    """Whether the list of output_ids holds no other list: the parser would flatten it.
+
+    Within a text the name would have a backslash before its second quotation mark.
+    """
+    if body.count(b'"output_ids"') != 1:
+        return False
+    begin = body.index(b"[", body.index(b'"output_ids"'))
+    return body.count(b"[", begin, body.index(b"]", begin)) == 1
+
+
+def body_limit(budget: int) -> int:
+    """Return the most bytes that a reply to a request for `budget` tokens may have."""
+    return _BODY_MARGIN + _TOKEN_BYTES * budget
+
+
+def stated_context(text: str) -> int | None:
+    """Return the context length in a refusal of a prompt that is too long, 0 where it names none; None for others."""
+    if not _ENGLISH_OF_TOO_LONG.search(text):
+        return None
+    if found := _CONTEXT_NUMBER.search(text):
+        return int(found[1])
+    found = _INPUT_NUMBER.search(text)
+    return int(found[1]) + _INPUT_MARGIN if found else 0
+
+
 def error_text(body: bytes) -> str:
-    """Return the sentence in an error body, whichever of SGLang's four shapes it has, at most 500 characters."""
+    """Return the sentence in an error body, whichever of SGLang's four shapes it has, as `foreign_text`."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -196,10 +298,10 @@ def error_text(body: bytes) -> str:
         for found in (value.get("error"), value.get("message"), value.get("detail")):
             inner = found.get("message") if isinstance(found, dict) else found
             if isinstance(inner, str) and inner:
-                return inner[:500]
+                return foreign_text(inner)
     return _excerpt(body)
 
 
 def _excerpt(body: bytes) -> str:
-    text = body[:200].decode("utf-8", "replace").strip()
-    return f"{text}… ({len(body)} bytes)" if len(body) > 200 else text or "(empty body)"
+    text = foreign_text(body[:2000], 200)
+    return f"{text} ({len(body)} bytes)" if len(body) > 200 else text or "(empty body)"

@@ -6,29 +6,30 @@ the choice and comes back by itself; when all are lost the run waits. All must s
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import aiohttp
 
 from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
 from eagle3_data.generation.budget import ContextLimits
-from eagle3_data.generation.client.facts import ServerFacts, fetch_facts, fetch_load, is_healthy
+from eagle3_data.generation.client.canary import ModelCanary
+from eagle3_data.generation.client.facts import ServerFacts, fetch_facts, fetch_health
 from eagle3_data.generation.client.http import server_url
 from eagle3_data.generation.client.server import Server
+from eagle3_data.generation.client.window import BLIND_LIMIT, FIRST_LIMIT, OpenFiles, tune
 
 logger = logging.getLogger(__name__)
 
 Concurrency = int | Literal["auto"]
 
-_TICK_SECONDS: Final = 1.0
 _RETURN_SECONDS: Final = (0.5, 15.0)  # first and longest wait between looks at a lost server
-_FIRST_LIMIT: Final = 64  # where a server that reports its load starts to be explored
-_BLIND_LIMIT: Final = 256  # for one that tells neither load nor slots
-_SPARE: Final = 10  # one request in so many may wait at a server, so that a free place is filled at once
+_ALIVE_SECONDS: Final = 30.0  # whoever answered within this time is not lost, whatever its /health says
+_SILENCE_SECONDS: Final = 60.0  # after which the progress line says that nothing comes
+_ROUND_TOKENS: Final = 2048
+_FEWEST_ROUND_TOKENS: Final = 64
 
 
 class Servers:
@@ -40,6 +41,9 @@ class Servers:
         context_length: where the servers do not tell theirs (sglang-router).
         patience: seconds to wait for a server when all are lost.
         on_pause: called with a sentence when the run starts to wait, and with "" when it goes on.
+        round_tokens: the longest piece that one request fetches of an answer; None for whole answers, until requests
+            are seen to be cut by a timer in between.
+        verify: called on a server's return with what it says of itself; raises where it must not be used.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class Servers:
         context_length: int | None = None,
         patience: float = 3600.0,
         on_pause: Callable[[str], None] = lambda text: None,
+        round_tokens: int | None = None,
+        verify: Callable[[aiohttp.ClientSession, ServerFacts], Awaitable[object]] | None = None,
     ) -> None:
         shares = dict(urls) if isinstance(urls, Mapping) else dict.fromkeys(urls, 1.0)
         if not shares:
@@ -66,15 +72,20 @@ class Servers:
             Server(
                 url.rstrip("/"),
                 weight,
-                _FIRST_LIMIT if concurrency == "auto" else max(1.0, concurrency * weight / total),
+                FIRST_LIMIT if concurrency == "auto" else max(1.0, concurrency * weight / total),
                 self._auto,
             )
             for url, weight in shares.items()
         ]
+        self.round_tokens = round_tokens
+        self.files = OpenFiles()
+        self.files.tell(0 if self._auto else sum(server.limit for server in self.all))
         self.limits: ContextLimits | None = None
         self.facts: ServerFacts | None = None
         self.fatal: Exception | None = None
-        self._context_length = context_length
+        self.context_length = context_length
+        self._verify = verify
+        self._canary = ModelCanary()
         self._patience = patience
         self._on_pause = on_pause
         self._session: aiohttp.ClientSession | None = None
@@ -96,7 +107,7 @@ class Servers:
         """
         self._session = session
         results = await asyncio.gather(
-            *(fetch_facts(session, server.url, self._context_length) for server in self.all),
+            *(fetch_facts(session, server.url, self.context_length) for server in self.all),
             return_exceptions=True,
         )
         failures: list[BaseException] = []
@@ -113,7 +124,9 @@ class Servers:
             if not server.up:
                 logger.warning("%s does not answer; going on without it until it does", server.url)
                 self._spawn(self._await_return(server))
-        self._spawn(self._tune())
+            else:
+                self._spawn(self._canary.record(session, server.facts))
+        self._spawn(tune(self.all, session, self._auto, lambda: self._wake(len(self._waiting))))
 
     async def close(self) -> None:
         """End all background work. The session stays open: it is the caller's."""
@@ -146,7 +159,7 @@ class Servers:
         if self.facts is None:
             if facts.limits is None:
                 raise EngineError(
-                    f"{server.url}: does not tell its context length (a router?); give engine.context_length"
+                    f"{server.url}: does not report its context length (a router?); give engine.context_length"
                 )
             self.facts, self.limits = facts, facts.limits
         for name in ("model_path", "version", "weight_version"):
@@ -162,7 +175,7 @@ class Servers:
             self.limits &= facts.limits
         server.facts = facts
         if self._auto and not server.losses:
-            server.limit = min(float(facts.slots or _BLIND_LIMIT), float(_FIRST_LIMIT))
+            server.limit = min(float(facts.slots or BLIND_LIMIT), float(FIRST_LIMIT))
         server.up = True
         self._resume()
 
@@ -171,10 +184,19 @@ class Servers:
     @property
     def capacity(self) -> int:
         """Requests that may be in flight now."""
-        return sum(int(server.limit) for server in self.all if server.up) or 1
+        wanted = sum(int(server.limit) for server in self.all if server.up) or 1
+        self.files.tell(wanted)
+        return int(min(wanted, self.files.requests))
 
-    async def acquire(self, home: Server | None = None) -> Server:
+    @property
+    def outstanding(self) -> int:
+        """Requests that are in flight."""
+        return sum(server.outstanding for server in self.all)
+
+    async def acquire(self, home: Server | None = None, avoid: Server | None = None) -> Server:
         """Return a server with a place taken: `home` if it is up, else the one with the least to do for its weight.
+
+        `avoid` is taken only if no other server is up.
 
         Raises:
             EngineError, EngineUnavailable: the run is to stop.
@@ -185,15 +207,19 @@ class Servers:
                 raise self.fatal
             if self._draining:
                 raise asyncio.CancelledError
-            chosen = home if home is not None and home.up else None
-            if chosen is None:
+            if avoid is not None and not self.others(avoid):
+                avoid = None
+            chosen = home if home is not None and home.up and home is not avoid else None
+            if chosen is None and self.outstanding < self.files.requests:
                 for server in self.all:
-                    if server.free and (
-                        chosen is None or server.outstanding / server.weight < chosen.outstanding / chosen.weight
+                    if (
+                        server.free
+                        and server is not avoid
+                        and (chosen is None or server.outstanding / server.weight < chosen.outstanding / chosen.weight)
                     ):
                         chosen = server
             if chosen is not None:
-                chosen.outstanding += 1
+                chosen.sent()
                 self.working.add(asyncio.current_task())
                 return chosen
             future = asyncio.get_running_loop().create_future()
@@ -210,6 +236,10 @@ class Servers:
         server.outstanding -= 1
         self.working.discard(asyncio.current_task())
         self._wake(1)
+
+    def others(self, server: Server) -> bool:
+        """Whether another server is up."""
+        return any(other.up for other in self.all if other is not server)
 
     def _wake(self, count: int) -> None:
         while count > 0 and self._waiting:
@@ -233,7 +263,8 @@ class Servers:
 
     async def _is_lost(self, server: Server) -> bool:
         assert self._session is not None
-        if await is_healthy(self._session, server.url):
+        health = await fetch_health(self._session, server.url)
+        if health == "well" or (health == "unwell" and time.monotonic() - server.answered_at < _ALIVE_SECONDS):
             return False
         if server.up:
             server.up = False
@@ -253,7 +284,7 @@ class Servers:
     async def _await_return(self, server: Server) -> None:
         assert self._session is not None
         wait, longest = _RETURN_SECONDS
-        while not server.up:
+        while not server.up and not server.out_of_use:
             await asyncio.sleep(wait)
             wait = min(longest, wait * 1.5)
             if self._paused_since and time.monotonic() - self._paused_since > self._patience:
@@ -261,11 +292,14 @@ class Servers:
                     f"no server of {', '.join(other.url for other in self.all)} answered for {self._patience:.0f} s; "
                     "start one and run the same command again, finished rows are kept"
                 )
-            if await is_healthy(self._session, server.url):
+            if await fetch_health(self._session, server.url) == "well":
                 try:
-                    facts = await fetch_facts(self._session, server.url, self._context_length)
+                    facts = await fetch_facts(self._session, server.url, self.context_length)
+                    if self._verify is not None:
+                        await self._verify(self._session, facts)
                 except EngineUnavailable:
                     continue
+                await self._canary.check(self._session, facts)
                 self._admit(server, facts)
                 logger.warning("%s is back", server.url)
 
@@ -296,35 +330,86 @@ class Servers:
         self.stop(error)
         raise error
 
-    # --- how many -----------------------------------------------------------------------------------------------
+    # --- what the requests show ---------------------------------------------------------------------------------
 
-    async def _tune(self) -> None:
-        """Follow each server's running and waiting counts: grow while nothing waits, shrink to what it runs.
+    def take_out(self, server: Server, evidence: str) -> None:
+        """Ask a server no more whose answers are wrong one after another, as long as another is up."""
+        if server.up and self.others(server):
+            kinds = ", ".join(f"{count} {kind}" for kind, count in server.wrong.most_common())
+            server.up, server.out_of_use = False, evidence
+            logger.warning(
+                "%s is taken out of use: its last %d answers were wrong (%s), the last: %s. Its rows go elsewhere; "
+                "restart it, or take it out of engine.urls",
+                server.url,
+                server.wrong.total(),
+                kinds,
+                evidence,
+            )
 
-        A number that was given is only returned to.
+    def learn_context(self, server: Server, tokens: int, said: str, context: int) -> None:
+        """Take in that a request was refused as too long.
+
+        Args:
+            server: who refused it.
+            tokens: prompt and budget of the request.
+            said: the server's words.
+            context: the context length in them, 0 for none.
+
+        Raises:
+            EngineError: `engine.context_length` is wrong, or the words do not tell what the server can hold.
         """
-        assert self._session is not None
-        while True:
-            for server in self.all:
-                server.forget()
-                if not server.up:
-                    continue
-                if not self._auto:
-                    server.grow()
-                    continue
-                load = await fetch_load(self._session, server.url)
-                slots = (load.slots if load else 0) or server.facts.slots
-                if load is None:
-                    ceiling = float(slots + max(2, slots // _SPARE)) if slots else float(_BLIND_LIMIT)
-                    server.grow(ceiling)
-                    continue
-                # A few waiting requests mean that a place that falls free is filled within the same step.
-                spare = max(2, load.running // _SPARE)
-                if load.waiting > 2 * spare:
-                    server.limit = max(1.0, float(load.running + spare))
-                elif load.waiting < spare:
-                    # What waits may only wait for its prefill: then a little more shows whether there is room.
-                    room = spare - load.waiting if load.waiting else math.inf
-                    server.grow(min(slots + max(2, slots // _SPARE) if slots else math.inf, server.limit + room))
-            self._wake(len(self._waiting))
-            await asyncio.sleep(_TICK_SECONDS)
+        assert self.limits is not None
+        if context and not self.context_length and context < self.limits.context_length:
+            logger.warning("%s: holds %d tokens, fewer than it reported: %s", server.url, context, said)
+            self.limits &= ContextLimits(context)
+            return
+        if context and self.limits.context_length <= context and tokens > self.limits.room:
+            return  # was on its way when the limit was learnt
+        given = f"engine.context_length is {self.context_length}" if self.context_length else "it reported more"
+        remedy = f"set it to {context}" if context else "set it to what the server can hold"
+        error = EngineError(
+            f"{server.url}: refuses a request of {tokens} tokens as too long ({said}), and {given}; {remedy}"
+            + ("" if self.context_length else " in engine.context_length")
+            + ". Finished rows are kept"
+        )
+        self.stop(error)
+        raise error
+
+    def cut_by_timer(self, server: Server, asked: int) -> None:
+        """Take in that requests to a server end after equal times: answers are fetched in pieces from now on.
+
+        Args:
+            server: whose requests end.
+            asked: tokens that the request asked for; 0 where answers cannot be fetched in pieces.
+        """
+        seconds, before = server.cuts.seconds, self.round_tokens
+        if asked and (before is None or asked <= 2 * before):  # else it was sent before pieces were made shorter
+            fits = min(_ROUND_TOKENS, asked / 2, server.tokens_per_second * seconds / 2)
+            self.round_tokens = max(_FEWEST_ROUND_TOKENS, int(fits))
+        if server.cuts.told:
+            return
+        server.cuts.told = True
+        remedy = (
+            f"From now on answers are fetched in pieces of {self.round_tokens} tokens (engine.round_tokens)"
+            if asked
+            else "With penalties or min_new_tokens an answer cannot be fetched in pieces: the rows that fail are the "
+            "long ones, and what is left leans to short answers"
+        )
+        logger.warning(
+            "%s: requests end without an answer after %.0f s each: a balancer or gateway in between ends those that "
+            "are silent for so long. Raise its idle timeout, or give engine.urls the servers' own addresses. %s",
+            server.url,
+            seconds,
+            remedy,
+        )
+
+    @property
+    def silence(self) -> str:
+        """Say which servers owe answers and gave none for a minute; "" if none does."""
+        parts = [
+            f"{server.url} for {seconds:.0f} s ({server.outstanding} requests are out, since "
+            f"{time.strftime('%H:%M:%S', time.localtime(time.time() - seconds))})"
+            for server in self.all
+            if (seconds := server.silent_seconds) >= _SILENCE_SECONDS
+        ]
+        return f"nothing came from {', '.join(parts)}" if parts else ""

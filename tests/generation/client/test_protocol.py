@@ -12,7 +12,9 @@ from eagle3_data.generation.client.protocol import (
     AnswerError,
     AnswerReader,
     RequestBody,
+    body_limit,
     error_text,
+    stated_context,
 )
 from eagle3_data.sampling import complete_sampling
 
@@ -108,6 +110,7 @@ def answer(**changes: Any) -> bytes:
         (answer(output_ids=[5, -1, 2]), "vocabulary", False),
         (answer(output_ids=[5, 2**40, 2]), "vocabulary", False),
         (answer(output_ids=[5, 6, 7]), "finish_reason", False),
+        (answer(output_ids=[5, 6, 7], finish_reason={"type": "stop", "matched": "nan happened"}), "nan", False),
         (answer(finish_reason={"type": "stop", "matched": "Paris"}), "finish_reason", False),
         (answer(finish_reason={"type": "stop"}), "finish_reason", False),
         (answer(finish_reason=None), "finish_reason", False),
@@ -115,6 +118,17 @@ def answer(**changes: Any) -> bytes:
         (answer(output_ids=[5] * 8 + [2], completion_tokens=9), "budget", False),
         (answer(output_ids=[], completion_tokens=0), "finish_reason", False),
         (answer(output_ids=[[5, 6, 2]]), "answer", False),
+        (answer(output_ids=[[5], [6], [2]]), "answer", False),
+        (answer(output_ids=[5, [6], 2]), "answer", False),
+        (answer(output_ids=[5, 6, [2, []]]), "answer", False),
+        (answer().replace(b"output_ids", b"output\\u005fids"), "answer", False),
+        (b'{"output_ids":[5,6,2],' + answer()[1:], "answer", False),
+        (b"\xef\xbb\xbf" + answer(), "answer", False),
+        (answer(output_ids=[5, 6, 7], finish_reason={"type": "stop", "matched": 7}), "unknown_stop", False),
+        (answer(output_ids=[5, 9, 2]), "control_token", False),
+        (answer(output_ids=[5, 3, 2]), "stop_inside", False),
+        (answer(output_ids=[8, 8, 2]), "prompt_tail", False),
+        (answer(finish_reason={"type": "stop", "matched": "NaN happened"}), "nan", False),
         (answer(output_ids=[5, 6.5, 2]), "answer", False),
         (answer(output_ids=["5"]), "answer", False),
         (answer(output_ids=None), "answer", False),
@@ -129,9 +143,70 @@ def answer(**changes: Any) -> bytes:
     ],
 )
 def test_what_must_not_become_data(body: bytes, reason: str, transient: bool) -> None:
-    reader = AnswerReader(49_152)
+    reader = AnswerReader(49_152, (2, 3), (9,), (8, 8))
     with pytest.raises(AnswerError) as caught:
         reader.read(body, PROMPT, 8)
     assert (caught.value.reason, caught.value.transient) == (reason, transient)
     assert caught.value.message
     assert reader.read(answer(), PROMPT, 8).output_ids.tolist() == [5, 6, 2]  # the reader works on
+
+
+LENGTH = {"type": "length", "length": 5}
+
+
+@pytest.mark.parametrize(
+    ("ids", "kept", "stop", "trimmed"),
+    [
+        ([5, 6, 7, 8, 10], [5, 6, 7, 8, 10], -1, 0),
+        ([5, 2, 7, 8, 10], [5, 2], 2, 3),
+        ([5, 6, 3, 2, 10], [5, 6, 3], 3, 2),
+        ([5, 6, 7, 8, 2], [5, 6, 7, 8, 2], 2, 0),
+        ([2, 6, 7, 9, 10], [2], 2, 4),  # what stands behind the end is no part of the answer, whatever it is
+    ],
+)
+def test_an_end_token_that_the_cap_ran_over(ids: list[int], kept: list[int], stop: int, trimmed: int) -> None:
+    body = answer(output_ids=ids, completion_tokens=5, finish_reason=LENGTH)
+    read = AnswerReader(49_152, (2, 3), (9,)).read(body, PROMPT, 5)
+    assert read.output_ids.tolist() == kept
+    assert (read.stop_token_id, read.stopped, read.trimmed) == (stop, stop >= 0, trimmed)
+
+
+def test_texts_that_hold_what_the_reader_looks_for() -> None:
+    whole = orjson.loads(answer())
+    for text in ('"output_ids":[[', '\\"output_ids":[1,', "[[[", '{"meta_info":{}}', "\\"):
+        read = AnswerReader(49_152, (2,)).read(orjson.dumps({"text": text, **whole}), PROMPT, 8)
+        assert read.output_ids.tolist() == [5, 6, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "context"),
+    [
+        ("The input (9000 tokens) is longer than the model's context length (8192 tokens).", 8192),
+        ("Requested token count exceeds the model's maximum context length of 8192 tokens. You requested 9037", 8192),
+        ("Input length (8186 tokens) exceeds the maximum allowed length (8186 tokens). Use a shorter input", 8192),
+        ("prompt exceeds the maximum", 0),
+        ("input_ids cannot be empty.", None),
+        ("unknown field `nonsense`", None),
+        ("The request queue is full.", None),
+    ],
+)
+def test_a_refusal_names_the_context(text: str, context: int | None) -> None:
+    assert stated_context(text) == context
+
+
+def test_recorded_refusals_of_long_prompts_name_the_context() -> None:
+    seen = {one["case"]: one for one in recorded() if one["status"] == 400}
+    for case in (
+        "prompt longer than the context",
+        "prompt and cap over the context",
+        "prompt one under max_req_input_len",
+    ):
+        assert stated_context(error_text(json.dumps(seen[case]["answer"]).encode())) == 8192
+    others = [one for case, one in seen.items() if "prompt" not in case]
+    assert [stated_context(error_text(json.dumps(one["answer"]).encode())) for one in others] == [None] * len(others)
+
+
+def test_only_a_body_far_above_what_is_real_is_too_large() -> None:
+    """Every token a run of 20 spaces, in ids of six digits: still within the bound."""
+    body = orjson.dumps({"text": " " * 20 * 4096, "output_ids": [163_839] * 4096, "meta_info": {}})
+    assert len(body) < body_limit(4096) < 2_000_000
