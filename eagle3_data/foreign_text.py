@@ -5,9 +5,11 @@ any secret in use: what `protect` was given, and the Hub's token. Also out where
 """
 
 import base64
+import functools
 import json
 import os
 import re
+import time
 from typing import Final
 from urllib.parse import quote
 
@@ -17,6 +19,7 @@ MASK: Final = "(a secret)"
 _LIMIT: Final = 500
 _LONGEST: Final = 100_000  # characters looked at
 _SHORTEST_SECRET: Final = 4  # anything shorter occurs in ordinary text
+_LOGIN_SECONDS: Final = 30.0
 _TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 # CSI, OSC and the other string sequences, and the two-byte ones, with ESC or as single C1 characters.
 _ESCAPES: Final = re.compile(
@@ -36,8 +39,17 @@ def protect(secret: str | None) -> None:
 
 def secrets_in_use() -> frozenset[str]:
     """Return what was protected, and the Hub's tokens of the environment and of the login."""
-    hub = (get_token(), *map(os.environ.get, _TOKEN_VARIABLES))
+    hub = (_login(int(time.monotonic() / _LOGIN_SECONDS)), *map(os.environ.get, _TOKEN_VARIABLES))
     return frozenset(_protected) | {token.strip() for token in hub if token and len(token.strip()) >= _SHORTEST_SECRET}
+
+
+@functools.lru_cache(maxsize=1)
+def _login(_: int) -> str | None:
+    """Return the token of the Hub's login, read from its file once in a while."""
+    try:
+        return get_token()
+    except OSError:
+        return None
 
 
 def holds_secret(data: bytes) -> bool:

@@ -61,6 +61,13 @@ def test_map_keeps_order_and_every_id(tmp_path: Path) -> None:
         assert len(server.requests) == 60  # the journal answers, not the server
 
 
+def test_one_generator_for_two_maps(tmp_path: Path) -> None:
+    """`map` runs a new event loop each time."""
+    with serving(server := GenerateServer()) as url, generator(url, tmp_path) as step:
+        assert [set(prompts(4, start=at).map(step.generate)["error"]) for at in (0, 4, 8)] == [{""}] * 3
+    assert len(server.requests) == 12
+
+
 def test_a_stream_gives_the_same(tmp_path: Path) -> None:
     given = prompts(30)
     with serving(GenerateServer()) as url, generator(url, tmp_path) as step:

@@ -50,6 +50,9 @@ class GenerateServer:
         slots: requests that run at once; more wait.
         tokenize: what `/tokenize` answers with; None for a server that has none.
         delay: seconds of one request (a number, or a function of the prompt's ids).
+        rate: tokens a second of one request, on top of `delay`; 0 for no limit.
+        refuses_over: prompt and budget together that it really takes, where that is less than what it reports.
+        salt: another number is another model.
     """
 
     def __init__(
@@ -69,6 +72,9 @@ class GenerateServer:
         retry_after: str = "",
         router: bool = False,
         tokenize: Callable[[str], list[int]] | None = None,
+        rate: float = 0.0,
+        refuses_over: int = 0,
+        salt: int = 0,
     ) -> None:
         self.fault = fault
         self.context = context
@@ -83,6 +89,10 @@ class GenerateServer:
         self.retry_after = retry_after
         self.router = router
         self.tokenize = tokenize
+        self.rate = rate
+        self.refuses_over = refuses_over
+        self.refused = 0
+        self.salt = salt
         self.asked: Counter[int] = Counter()
         self.canaries = 0  # short greedy requests that show which model answers; counted nowhere else
         self.requests: list[dict[str, Any]] = []
@@ -167,6 +177,11 @@ class GenerateServer:
         fault = self.fault(crc, turn)
         if self._log:
             self._log.write(f"{crc} {turn} {fault}\n")
+        if self.refuses_over and len(ids) + budget > self.refuses_over:
+            self.refused += 1
+            most = f"the model's context length ({self.refuses_over} tokens)"
+            said = f"The input ({len(ids)} tokens) is longer than {most}."
+            return web.json_response({"error": {"message": said}}, status=400)
         if len(ids) >= self.context - 6 or len(ids) + budget > self.context:
             return web.json_response({"error": {"message": "exceeds the maximum allowed length"}}, status=400)
         return await self._faulty(request, fault, ids, budget)
@@ -193,6 +208,8 @@ class GenerateServer:
         self.most = max(self.most, self.running)
         try:
             seconds = self.delay(ids) if callable(self.delay) else self.delay
+            if self.rate:
+                seconds += len(continuation(ids, budget, self.stop_every)[0]) / self.rate
             if seconds:
                 await asyncio.sleep(seconds)
         finally:
@@ -210,6 +227,10 @@ class GenerateServer:
 
     def answer(self, fault: str, ids: list[int], budget: int) -> dict[str, Any]:
         output, stopped = continuation(ids, budget, self.stop_every)
+        if self.salt:
+            output = [
+                3 + (token * 31 + self.salt) % (VOCABULARY - 3) if token != STOP_ID else token for token in output
+            ]
         limit = self.context - 2 - len(ids)
         output, stopped = output[:limit], stopped and len(output) <= limit
         finish: dict[str, Any] = (
@@ -233,6 +254,11 @@ class GenerateServer:
             meta["prompt_tokens"] -= 1
         if fault == "prompt_tail":
             output = ids[-2:] + output
+        if fault == "overrun" and stopped and len(output) < budget:  # as speculative decoding at the cap may
+            output += [7] * (budget - len(output))
+            meta |= {"completion_tokens": budget, "finish_reason": {"type": "length", "length": budget}}
+        if fault == "nan":
+            meta["finish_reason"] = {"type": "stop", "matched": "NaN happened"}
         if fault == "vocabulary":
             output[0] = VOCABULARY
         if fault == "clamp":
@@ -283,6 +309,7 @@ def main() -> None:
     parser.add_argument("--weight-version", default="default")
     parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer behind /tokenize")
     parser.add_argument("--shift", type=int, default=0, help="added to what /tokenize says: another model's ids")
+    parser.add_argument("--salt", type=int, default=0)
     parser.add_argument("--router", action="store_true", help="hide what sglang-router hides")
     arguments = parser.parse_args()
 
@@ -300,6 +327,7 @@ def main() -> None:
             log=arguments.log,
             weight_version=arguments.weight_version,
             router=arguments.router,
+            salt=arguments.salt,
         )
         runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=0.1)
         await runner.setup()

@@ -117,7 +117,7 @@ class ServerProcess:
     """The same server as a process that can be killed and started again on its port."""
 
     def __init__(self, *arguments: str) -> None:
-        self._arguments = arguments
+        self.arguments = arguments
         self.port = 0
         self.start()
 
@@ -127,7 +127,7 @@ class ServerProcess:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(SERVER_FILE), "--port", str(self.port), *self._arguments],
+            [sys.executable, str(SERVER_FILE), "--port", str(self.port), *self.arguments],
             stdout=subprocess.PIPE,
             text=True,
         )

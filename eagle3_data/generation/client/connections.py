@@ -127,7 +127,7 @@ class Connections:
         return self._open[-1] if self._open and self._open[-1].loop is loop else None
 
     async def _connect(self) -> Connection:
-        self.abandon()
+        await asyncio.to_thread(self.abandon)  # `map` makes a loop each time; in this thread one runs already
         servers = self._servers()
         client = RetryingClient(
             servers,

@@ -122,6 +122,7 @@ class AnswerReader:
         self._stops = np.array(sorted(set(stop_token_ids)), np.int64)
         self._forbidden = np.array(sorted(set(forbidden_ids)), np.int64)
         self._prompt_end = np.array(prompt_end, np.int64)
+        self._version: tuple[object, str] = ("", "")
         self._parser = simdjson.Parser()
 
     def read(self, body: bytes, prompt: Ids, budget: int) -> Answer:
@@ -151,11 +152,11 @@ class AnswerReader:
         if stop >= 0 and kind != "stop":
             output = output[: int(np.argmax(output == stop)) + 1]
         self._check_content(output)
-        version = foreign_text(meta.get("weight_version", ""), 100)
+        version = self._shown_version(meta.get("weight_version", ""))
         parts = meta.get("weight_versions")
         for part in parts if isinstance(parts, list) else ():
-            if isinstance(part, dict) and foreign_text(part.get("version", version), 100) != version:
-                seen = sorted({version, str(part["version"])})
+            if isinstance(part, dict) and self._shown_version(part.get("version", version)) != version:
+                seen = sorted({version, self._shown_version(part["version"])})
                 raise AnswerError("weights", f"weights changed within the answer: {seen}", transient=True)
         cached = meta.get("cached_tokens")
         return Answer(
@@ -166,6 +167,12 @@ class AnswerReader:
             weight_version=version,
             trimmed=whole - len(output),
         )
+
+    def _shown_version(self, given: object) -> str:
+        """Return a weight version as it may be kept; all answers of a run have the same."""
+        if given != self._version[0]:
+            self._version = (given, foreign_text(given, 100))
+        return self._version[1]
 
     def _first_end(self, output: "np.ndarray[Any, np.dtype[np.int64]]", stopped: bool, stop: int) -> int:
         """Return the stop token of the answer: the one it was stopped by, or one inside it that its cap ran over.

@@ -292,14 +292,14 @@ class RetryingClient:
             tries.refusals += 1
             now = time.monotonic()
             tries.refused_since = tries.refused_since or now
-            if status == 503 and await self.servers.lost(server):
+            if status == 503 and await self.servers.lost(server, "busy"):
                 return None
             if now - tries.refused_since < self._policy.busy_patience:
                 wait = _retry_after(reply.retry_after) if reply.retry_after else -1.0
                 await self._sleep(self._policy.wait(tries.refusals) if wait < 0 else wait)
                 return None
             return failure
-        if status in (502, 504) and await self.servers.lost(server):  # what stands before it lost it too
+        if status in (502, 504) and await self.servers.lost(server, "gateway"):
             return None
         if passing or status in _TRANSIENT:
             return failure

@@ -62,6 +62,7 @@ class Server:
         self.losses = 0
         self.answers = 0.0  # of late
         self.answered_at = -math.inf  # of the last answer, by time.monotonic
+        self.compared_at = -math.inf  # when its model was last compared with that of the start
         self.tokens_per_second = math.inf  # of its slowest answer of late
         self.cuts = CutTimes()
         self.wrong: Counter[str] = Counter()  # wrong answers since the last right one, by kind

@@ -5,6 +5,7 @@ the choice and comes back by itself; when all are lost the run waits. All must s
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -26,7 +27,9 @@ logger = logging.getLogger(__name__)
 Concurrency = int | Literal["auto"]
 
 _RETURN_SECONDS: Final = (0.5, 15.0)  # first and longest wait between looks at a lost server
-_ALIVE_SECONDS: Final = 30.0  # whoever answered within this time is not lost, whatever its /health says
+_ALIVE_SECONDS: Final = 10.0  # who answered within this time and says 503 is busy, whatever its /health says
+_SIGN_OF_LIFE_SECONDS: Final = 2.0  # an answer within this time after a broken connection says so too
+_COMPARED_SECONDS: Final = 10.0  # a model is compared after a broken connection, but no more often than so
 _SILENCE_SECONDS: Final = 60.0  # after which the progress line says that nothing comes
 _ROUND_TOKENS: Final = 2048
 _FEWEST_ROUND_TOKENS: Final = 64
@@ -79,7 +82,6 @@ class Servers:
         ]
         self.round_tokens = round_tokens
         self.files = OpenFiles()
-        self.files.tell(0 if self._auto else sum(server.limit for server in self.all))
         self.limits: ContextLimits | None = None
         self.facts: ServerFacts | None = None
         self.fatal: Exception | None = None
@@ -106,6 +108,7 @@ class Servers:
             EngineError: they differ, cut prompts, or do not tell their context length.
         """
         self._session = session
+        self.files.tell(0 if self._auto else sum(server.limit for server in self.all))
         results = await asyncio.gather(
             *(fetch_facts(session, server.url, self.context_length) for server in self.all),
             return_exceptions=True,
@@ -162,6 +165,18 @@ class Servers:
                     f"{server.url}: does not report its context length (a router?); give engine.context_length"
                 )
             self.facts, self.limits = facts, facts.limits
+        self._compare(server, facts)
+        if facts.limits is not None and self.limits is not None:
+            self.limits &= facts.limits
+        server.facts = facts
+        if self._auto and not server.losses:
+            server.limit = min(float(facts.slots or BLIND_LIMIT), float(FIRST_LIMIT))
+        server.up = True
+        self._resume()
+
+    def _compare(self, server: Server, facts: ServerFacts) -> None:
+        """Refuse a server that does not serve what the others serve."""
+        assert self.facts is not None
         for name in ("model_path", "version", "weight_version"):
             known, here = getattr(self.facts, name), getattr(facts, name)
             if name == "model_path":  # the same model may lie in another folder of another machine
@@ -171,13 +186,6 @@ class Servers:
                     f"{server.url} serves {name} {here!r} and {self.facts.url} {known!r}: one run needs the same "
                     "everywhere; take one out of engine.urls. Finished rows are kept"
                 )
-        if facts.limits is not None and self.limits is not None:
-            self.limits &= facts.limits
-        server.facts = facts
-        if self._auto and not server.losses:
-            server.limit = min(float(facts.slots or BLIND_LIMIT), float(FIRST_LIMIT))
-        server.up = True
-        self._resume()
 
     # --- places -------------------------------------------------------------------------------------------------
 
@@ -250,21 +258,35 @@ class Servers:
 
     # --- loss and return ----------------------------------------------------------------------------------------
 
-    async def lost(self, server: Server) -> bool:
-        """Find out whether a server that broke a connection is lost; if so, take it out until it returns."""
+    async def lost(self, server: Server, by: Literal["connection", "busy", "gateway"] = "connection") -> bool:
+        """Find out whether a server is lost; if so, take it out until it returns.
+
+        Args:
+            server: that gave no answer.
+            by: what makes it suspect: a broken connection, its own 503, or a gateway that does not reach it.
+        """
         if not server.up:
             return True
         probe = self._probes.get(server.url)
         if probe is None:
-            probe = asyncio.get_running_loop().create_task(self._is_lost(server))
+            probe = asyncio.get_running_loop().create_task(self._is_lost(server, by))
             self._probes[server.url] = probe
             probe.add_done_callback(lambda _: self._probes.pop(server.url, None))
         return await asyncio.shield(probe)
 
-    async def _is_lost(self, server: Server) -> bool:
+    async def _is_lost(self, server: Server, by: str) -> bool:
         assert self._session is not None
         health = await fetch_health(self._session, server.url)
-        if health == "well" or (health == "unwell" and time.monotonic() - server.answered_at < _ALIVE_SECONDS):
+        if health == "well":
+            if by == "connection" and time.monotonic() - server.compared_at > _COMPARED_SECONDS:
+                server.compared_at = time.monotonic()  # it may have been started anew meanwhile
+                with contextlib.suppress(EngineUnavailable):
+                    self._compare(server, await self._meet(server))
+            return False
+        # Some are unwell while they are busy; a gateway that answers in their place is not a sign of life.
+        if health == "unwell" and by == "busy" and time.monotonic() - server.answered_at < _ALIVE_SECONDS:
+            return False
+        if health == "unwell" and by == "connection" and await self._answers(server):
             return False
         if server.up:
             server.up = False
@@ -281,9 +303,18 @@ class Servers:
                 )
         return True
 
+    @staticmethod
+    async def _answers(server: Server) -> bool:
+        """Whether an answer comes within some seconds."""
+        began = time.monotonic()
+        while server.answered_at < began and time.monotonic() - began < _SIGN_OF_LIFE_SECONDS:
+            await asyncio.sleep(0.05)
+        return server.answered_at >= began
+
     async def _await_return(self, server: Server) -> None:
         assert self._session is not None
         wait, longest = _RETURN_SECONDS
+        lost_at = time.monotonic()
         while not server.up and not server.out_of_use:
             await asyncio.sleep(wait)
             wait = min(longest, wait * 1.5)
@@ -292,16 +323,34 @@ class Servers:
                     f"no server of {', '.join(other.url for other in self.all)} answered for {self._patience:.0f} s; "
                     "start one and run the same command again, finished rows are kept"
                 )
-            if await fetch_health(self._session, server.url) == "well":
+            health = await fetch_health(self._session, server.url)
+            if health == "well" or (health == "unwell" and server.answered_at > lost_at):
                 try:
-                    facts = await fetch_facts(self._session, server.url, self.context_length)
-                    if self._verify is not None:
-                        await self._verify(self._session, facts)
+                    facts = await self._meet(server)
                 except EngineUnavailable:
                     continue
-                await self._canary.check(self._session, facts)
                 self._admit(server, facts)
                 logger.warning("%s is back", server.url)
+
+    async def _meet(self, server: Server) -> ServerFacts:
+        """Return what a server says of itself, if its model answers as it did at the start.
+
+        Raises:
+            EngineUnavailable: it does not answer.
+            EngineError: it has another model, or must not be used.
+        """
+        assert self._session is not None
+        try:
+            facts = await fetch_facts(self._session, server.url, self.context_length)
+            if self._verify is not None:
+                await self._verify(self._session, facts)
+            await self._canary.check(self._session, facts)
+        except EngineUnavailable:
+            raise
+        except EngineError as error:
+            self.stop(error)
+            raise
+        return facts
 
     def _resume(self) -> None:
         if self._paused_since:
