@@ -62,7 +62,7 @@ class ContextLimits:
 
     def holds(self, prompt_tokens: int, budget: int) -> bool:
         """Whether a server takes a prompt with this `max_new_tokens`."""
-        return prompt_tokens <= self.longest_prompt and prompt_tokens + budget <= self.room - _TOTAL_MARGIN
+        return prompt_tokens <= self.longest_prompt and prompt_tokens + budget <= self.room - CONTEXT_MARGIN
 
     def __and__(self, other: "ContextLimits") -> "ContextLimits":
         """Return limits that both servers keep."""

@@ -356,8 +356,8 @@ class Generator:
         return ""
 
     def fault(self, sample_id: str, message: str) -> Entry:
-        """Keep that a prompt could not be rendered."""
-        return self._keep(Entry(sample_id, Outcome.FAILED, 0, 0, reason="render", message=message))
+        """Keep that a prompt could not be rendered: a fault of its own, which says nothing of the servers."""
+        return self._keep(Entry(sample_id, Outcome.FAILED, 0, 0, reason="render", message=message), known_bad=True)
 
 
 class _ForOneProcess:

@@ -285,11 +285,12 @@ def test_an_unhealthy_server_that_answers_is_not_lost(
     fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = GenerateServer(lambda crc, turn: fault if turn == 0 and crc % 9 == 0 else "", delay=0.1)
+
+    def listen(progress: Progress) -> None:
+        server.healthy = progress.sources["B1"].done < 4 or progress.finished
+
     with serving(server) as url, generator(url, tmp_path, concurrency=4) as step:
-        first = prompts(4).map(step.generate)
-        server.healthy = False
-        out = prompts(40, start=4).map(step.generate)
-    assert [row["error"] for row in [*first, *out]] == [""] * 44
+        assert run_generation({"B1": prompts(60)}, step, listen).progress.sources["B1"].done == 60
     assert not any("is lost" in text for text in caplog.messages)
 
 
