@@ -14,6 +14,7 @@ from datasets import Dataset
 
 from eagle3_data import __version__, sources
 from eagle3_data.errors import SourceError
+from eagle3_data.foreign_text import foreign_text
 from eagle3_data.manifest import DrawReport, Extent, SourceExtent
 from eagle3_data.pipeline.consent import without_token
 from eagle3_data.pipeline.opening import Run, guard_identity
@@ -165,9 +166,9 @@ def _refuse_nothing(spec: SourceSpec, report: sources.SourceReport) -> None:
     """Stop where no row at all can be used: a source without prompts would be missed only when it is trained on."""
     if report.rejected and not report.kept:
         reasons = ", ".join(f"{reason} {rows:,}" for reason, rows in report.rejected.items())
-        raise SourceError(
-            f"sources.{spec.name}: none of {report.read:,} rows gives a prompt ({reasons}); mend its filter or options"
-        )
+        labels = [str(example["detail"]) for example in report.reject_examples.get("filter", ())]
+        found = foreign_text(f"; its filter left out {', '.join(labels)}") if labels else "; correct its options"
+        raise SourceError(f"sources.{spec.name}: none of {report.read:,} rows gives a prompt ({reasons}){found}")
 
 
 def _tables(dataset: Dataset) -> Iterator[pa.Table]:

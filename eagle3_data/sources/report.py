@@ -11,6 +11,7 @@ from eagle3_data.sources.dialogue import REASONS, Reject
 
 EXAMPLES_EACH: Final = 3
 ORIGINS_SHOWN: Final = 50
+LABELS_SHOWN: Final = 20
 
 
 @dataclass
@@ -84,9 +85,16 @@ class Tally:
     def reject(self, file: str, row: int, reject: Reject) -> None:
         """Count a rejected row and remember the first few of each reason."""
         self.rejected[reject.reason] += 1
-        examples = self.examples.setdefault(reject.reason, [])
-        if len(examples) < EXAMPLES_EACH:
-            examples.append({"file": file, "row": row, "detail": reject.detail})
+        self._remember(reject.reason, {"file": file, "row": row, "detail": reject.detail})
+
+    def _remember(self, reason: str, example: dict[str, Any]) -> None:
+        """Keep an example; of a filter one for each label, so that its user sees which labels there are."""
+        examples = self.examples.setdefault(reason, [])
+        if reason != "filter":
+            if len(examples) < EXAMPLES_EACH:
+                examples.append(example)
+        elif len(examples) < LABELS_SHOWN and all(example["detail"] != known["detail"] for known in examples):
+            examples.append(example)
 
     def script(self, turns: int, damage: str) -> None:
         """Count a drawn dialogue, its turns to be answered, and why it ends early ("" if it does not)."""
@@ -102,5 +110,5 @@ class Tally:
         self.turns_scripted += other.turns_scripted
         self.cut_short += other.cut_short
         for reason, examples in other.examples.items():
-            mine = self.examples.setdefault(reason, [])
-            mine.extend(examples[: EXAMPLES_EACH - len(mine)])
+            for example in examples:
+                self._remember(reason, example)

@@ -234,7 +234,11 @@ def test_wrong_input_is_one_line_and_the_right_status(url: str, tokenizer: Path,
             (recipe(tmp_path / "c.yaml", other, tokenizer, data), 3, "engine.urls"),
             (recipe(tmp_path / "d.yaml", url, tmp_path / "no-model", data), 2, "no-model"),
             (tmp_path / "absent.yaml", 2, "absent.yaml"),
-            (recipe(tmp_path / "e.yaml", url, tokenizer, data, filter={"origin": "nobody"}), 2, f"(filter {ROWS})"),
+            (
+                recipe(tmp_path / "e.yaml", url, tokenizer, data, filter={"origin": "nobody"}),
+                2,
+                "its filter left out origin",
+            ),
         ]
         for path, status, message in cases:
             _, complaint = call("run", path, cwd=tmp_path, status=status)
