@@ -204,10 +204,14 @@ def _publish(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
     report = pipeline.publish(
-        Path(options.run),
+        [Path(run) for run in options.run],
         repo=options.repo,
         version=options.version_number,
-        private=options.private,
+        onto=options.onto,
+        drop=options.drop,
+        exclude_ids=Path(options.exclude_ids) if options.exclude_ids else None,
+        training=options.training,
+        private=options.private or None,
         gated=options.gated,
         create_pr=options.create_pr,
         dry_run=options.dry_run,
@@ -433,10 +437,20 @@ def _parser() -> argparse.ArgumentParser:
     _add_trust(sub)
     sub.add_argument("--template", metavar="F", help="a card template of your own")
     sub = add("publish", _publish, "put a version on the Hub")
-    sub.add_argument("run", metavar="RUN")
+    sub.add_argument("run", nargs="+", metavar="RUN", help="run folders of one target, oldest first")
     _add_trust(sub)
     sub.add_argument("--repo", required=True, metavar="org/name")
-    sub.add_argument("--version", dest="version_number", required=True, metavar="1.0.0")
+    sub.add_argument(
+        "--version", dest="version_number", required=True, metavar="1.0.0", help="or auto: count on from the last one"
+    )
+    sub.add_argument("--onto", metavar="v1.0.0", help="a version of the same repository, whose rows come first")
+    sub.add_argument("--drop", type=_names, default=(), metavar="A,B", help="leave out: loop, cut, cap, context")
+    sub.add_argument("--exclude-ids", metavar="F", help="a file of sample_ids to leave out, in later versions too")
+    sub.add_argument(
+        "--training",
+        choices=("specforge", "speculators", "plain"),
+        help="also publish a config train_rows, which trainers read as it is",
+    )
     sub.add_argument("--branch", default="main", help="the branch that takes the commit (default: main)")
     sub.add_argument(
         "--drop-source", action="append", default=[], metavar="NAME", help="leave a source out; may be repeated"

@@ -93,6 +93,12 @@ def run(run: Run) -> Finished:
     published = None
     if recipe.publish and recipe.publish.version and checked.ok and not generated.failed:
         published = publish(
-            folder, recipe.publish.repo, recipe.publish.version, private=recipe.publish.private or None, target=target
+            folder,
+            recipe.publish.repo,
+            recipe.publish.version,
+            drop=recipe.publish.drop,
+            training=recipe.publish.training,
+            private=recipe.publish.private or None,
+            target=target,
         )
     return Finished(prepared, generated, checked, lengths, card, published)

@@ -37,18 +37,6 @@ DROPPABLE: Final[Mapping[str, _Test]] = {
 FILTER_COLUMNS: Final = ("finish_reason", "loop_tokens")
 
 
-def with_neutral_columns(table: pa.Table) -> pa.Table:
-    """Return records with `dialogue`, `turn` and `loop_tokens`: those of a row that stands alone where they lack."""
-    rows = table.num_rows
-    neutral = {"turn": pa.array(np.zeros(rows, np.int32)), "loop_tokens": pa.array(np.zeros(rows, np.int32))}
-    if "sample_id" in table.column_names:
-        neutral["dialogue"] = table["sample_id"]
-    for name, column in neutral.items():
-        if name not in table.column_names:
-            table = table.append_column(name, column)
-    return table
-
-
 def check_drop(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names, each once.
 
@@ -71,7 +59,6 @@ def dropped_by(table: pa.Table, names: Sequence[str]) -> NDArray[np.int8]:
     Returns:
         int8 (rows,): index into `names`, −1 for a row that stays.
     """
-    table = with_neutral_columns(table)
     found = np.full(table.num_rows, -1, np.int8)
     for index in reversed(range(len(names))):
         found[np.asarray(DROPPABLE[names[index]](table))] = index

@@ -33,7 +33,7 @@ from eagle3_data.schema import RECORD_FEATURES, arrow_schema
 EXCLUDED: Final = "excluded by id"
 SUPERSEDED: Final = "in two runs, given once"
 _KEY: Final = ("sample_id", "sample")
-_COLUMNS: Final = tuple(name for name in (*_KEY, *FILTER_COLUMNS) if name in RECORD_FEATURES)
+_COLUMNS: Final = (*_KEY, *FILTER_COLUMNS)
 
 
 @dataclass(frozen=True)

@@ -112,14 +112,13 @@ class PublishSpec(Strict):
 
     repo: Annotated[RepoName, Field(description="data set on the Hub")]
     private: Annotated[bool, Field(description="create it private")] = False
-    version: Annotated[VersionNumber | None, Field(description="three numbers, such as 1.0.0")] = None
+    version: Annotated[VersionNumber | None, Field(description="three numbers, such as 1.0.0, or auto")] = None
     training: Annotated[
         Literal["specforge", "speculators", "plain"] | None,
-        Later(),
         Field(description="also a config `train_rows` that this trainer reads as it is"),
     ] = None
     drop: Annotated[
-        tuple[Literal["loop", "cut"], ...], OneOrMore(), Later(), Field(description="rows to leave out")
+        tuple[Literal["loop", "cut", "cap", "context"], ...], OneOrMore(), Field(description="rows to leave out")
     ] = ()
 
 

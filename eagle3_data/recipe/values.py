@@ -17,7 +17,9 @@ AUTO: Final = "auto"
 Text = Annotated[str, Like(r"(?s:.*\S.*)", "is empty")]
 Revision = Annotated[Text, WithJsonSchema({"type": "string"})]
 RepoName = Annotated[str, Like(r"[\w.-]+/[\w.-]+", "is not a Hub repository; write organisation/name")]
-VersionNumber = Annotated[str, Like(r"\d+\.\d+\.\d+", "is not a version; write three numbers, such as 1.0.0")]
+VersionNumber = Annotated[
+    str, Like(r"auto|\d+\.\d+\.\d+", "is not a version; write three numbers, such as 1.0.0, or auto")
+]
 RunName = Annotated[
     str,
     Like(

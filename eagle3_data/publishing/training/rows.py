@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.outcome import reasons
-from eagle3_data.publishing.selection import FILTER_COLUMNS, check_drop, dropped_by, with_neutral_columns
+from eagle3_data.publishing.selection import FILTER_COLUMNS, check_drop, dropped_by
 from eagle3_data.publishing.training.dialogues import Chains, chains_of_dialogues, chains_of_turns, whole_dialogues
-from eagle3_data.schema import RECORD_FEATURES, arrow_schema
+from eagle3_data.schema import arrow_schema
 
 Overflow = Literal["truncate", "drop"]
 Per = Literal["turn", "dialogue"]
@@ -34,11 +34,10 @@ TRAINING_FEATURES: Final = Features(
     }
 )
 TRAINING_SCHEMA: Final = arrow_schema(TRAINING_FEATURES)
-_READ: Final = (
+RECORD_COLUMNS: Final = (
     *("sample_id", "source", "sample", "dialogue", "turn", "input_ids", "output_ids"),
     *("prompt_tokens", "completion_tokens", *FILTER_COLUMNS),
 )
-RECORD_COLUMNS: Final = tuple(name for name in _READ if name in RECORD_FEATURES)
 # Reasons for leaving a row out, besides those of `drop`.
 TOO_LONG, NO_LOSS, MIXED_OUT = "longer than max_length", "too little output within max_length", "mix"
 
@@ -190,7 +189,6 @@ def training_tables(
     Raises:
         DataError: a record's lengths do not agree with its ids.
     """
-    tables = map(with_neutral_columns, tables)
     for table in whole_dialogues(tables) if options.per == "dialogue" else tables:
         if table.num_rows:
             yield _convert(table, options, tallies, name, columns)

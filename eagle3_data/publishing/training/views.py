@@ -127,7 +127,7 @@ def _lazy(records: datasets.Dataset, options: RowOptions, columns: Sequence[str]
 def _kept_rows(records: datasets.Dataset, options: RowOptions) -> NDArray[np.int64] | None:
     """Return the indices of the rows that are kept, None for all: 1 byte a row while counting, 8 a kept row after."""
     flags = []
-    columns = [name for name in ("prompt_tokens", "completion_tokens", *FILTER_COLUMNS) if name in RECORD_FEATURES]
+    columns = ["prompt_tokens", "completion_tokens", *FILTER_COLUMNS]
     for table in dataset_tables(records, columns, rows=65_536):
         kept = fits(np.asarray(table["prompt_tokens"]), np.asarray(table["completion_tokens"]), options)
         flags.append(kept & (dropped_by(table, options.drop) < 0))

@@ -17,8 +17,6 @@ from eagle3_data.publishing.training.views import to_training
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.schema import RECORD_FEATURES
 
-DIALOGUE_COLUMNS = pytest.mark.skipif("dialogue" not in RECORD_FEATURES, reason="records have no dialogues yet")
-
 ROWS = [
     ([1, 2, 3], [4, 5], "stop"),
     ([1] * 6, [7, 8, 9], "length_cap"),
@@ -180,7 +178,6 @@ def dialogue_records(turns: list[tuple[str, int, int, list[int], list[int]]]) ->
     return datasets.Dataset.from_dict(made, features=RECORD_FEATURES)
 
 
-@DIALOGUE_COLUMNS
 @pytest.mark.parametrize(("options", "turns", "rows"), [case[1:] for case in DIALOGUES], ids=[c[0] for c in DIALOGUES])
 @pytest.mark.parametrize("form", ["data set", "streamed", "export"])
 def test_turns_are_joined_where_ids_continue(
@@ -197,7 +194,6 @@ def test_turns_are_joined_where_ids_continue(
     assert all(len(row["input_ids"]) == len(row["loss_mask"]) for row in found)
 
 
-@DIALOGUE_COLUMNS
 def test_a_dialogue_that_spans_tables_is_one_row(tmp_path: Path) -> None:
     """1,500 turns: more than one batch holds. The report says how many were joined, and what that saved."""
     turns: list[Any] = [("long", 0, turn, list(range(2 * turn + 1)), [2 * turn + 1]) for turn in range(1_500)]
@@ -288,7 +284,6 @@ def test_export_names_the_split_that_it_leaves_out(run: RunFolder, tmp_path: Pat
     assert set(one.sources) == {"B8_sweagent"} and one.left_out == {"validation": 5}
 
 
-@DIALOGUE_COLUMNS
 @pytest.mark.parametrize(
     ("drop", "kept"),
     [(["cut"], {0, 2, 4}), (["loop"], {0, 1, 2, 3}), (["context"], {0, 1, 2, 4}), (["cap", "loop"], {0, 2, 3})],
