@@ -1,8 +1,8 @@
 """Is a source's cap enough, what would be, and what would that cost: as numbers.
 
-Goes in: a source's curve, prompts, cap and target. Comes out: an `Advice` of plain values; `advice_words` says it in
-sentences. A cap is advised only where the data show it: with the promised confidence, at most the target share of
-fresh answers will be cut.
+Goes in: a source's curve, prompts, cap and target. Comes out: an `Advice` of plain values, which `views/advice.py`
+puts into words. A cap is advised only where the data show it: with the promised confidence, at most the target share
+of fresh answers will be cut.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
+from scipy.special import betaincinv
 
 from eagle3_data.lengths.statistics.censoring import (
     Curve,
@@ -22,12 +23,15 @@ from eagle3_data.lengths.statistics.censoring import (
     upper_limit,
 )
 from eagle3_data.lengths.statistics.distribution import LengthCounts
+from eagle3_data.lengths.statistics.endless import Endless
 from eagle3_data.lengths.statistics.intervals import CONFIDENCE, Interval, rounded, rows_for_cap, share_interval
 from eagle3_data.lengths.statistics.tail import TailModel
 
 # SGLang clamps an answer without saying so when prompt + budget reach the context length, so two tokens stay free.
 CONTEXT_MARGIN: Final = 2
 CAP_MULTIPLE: Final = 64
+# Cut rows at or below the median move it by at most this share of the rows: less than its own error in 2,000 rows.
+_UNTOUCHED: Final = 0.02
 _ROUNDING: Final = 1e-12
 
 
@@ -100,21 +104,29 @@ def _why_none(curve: Curve, target: float, needed: int) -> str:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do about one source's cap. Shares are of rows, lengths in tokens, times in hours.
+    """What to do about one source's cap. Shares are of the rows that may end, lengths in tokens, times in hours.
+
+    Two verdicts: what sets the *typical* length, and whether the *tail* beyond the cap meets the target.
 
     Attributes:
         cap: the present cap; None where nothing says what it is.
+        typical: what sets the median: "task" (answers end on their own), "cap", "context" or "cannot_tell".
+        verdict: of the tail, for `target` with `confidence` (one-sided): "enough", "likely" (the estimate meets the
+            target, and its limit does not), "too_small" or "cannot_tell".
         above_cap: share of answers longer than the cap, with its interval.
-        verdict: "enough", "too_small" or "cannot_tell", for `target` with `confidence` (one-sided).
-        cause: why answers are as short as they are: "task" (they end on their own), "cap", "context" (full before the
-            cap was reached) or "cannot_tell".
+        action: what to do: "keep", "extend" (to `aim`), "raise" (a fresh run, to `aim`), "more_rows", "go_on" (with a
+            run that is not finished), "context" (serve a longer one) or "none".
+        aim: the cap that the action names.
+        rows: that may end; `effective_rows` of them where rows depend on each other.
+        proves: the smallest share above a cap that so many rows can show with `confidence`, if none is longer.
         median, p99: estimates with intervals.
-        advised: the cap to set; see `CapChoice`.
-        next_try: where too many rows were cut to advise one, the cap that `extend` or a pilot should try.
+        advised: the cap that the data show to meet the target; see `CapChoice`.
+        next_try: where too many rows were cut to advise one, the cap to try: at least twice the present one.
         tail: what the tail model says of the cap for the target, where the data themselves cannot.
         context: how the present and the advised cap fit the target's context with this source's prompts.
         cost: tokens and hours of a fresh run at either cap, and of `extend` instead.
-        cut_by_context: share of rows cut because the context was full; a higher cap does not help these.
+        endless: rows that never end; see `Endless`.
+        cut_by_context: share of all rows cut because the context was full (loops apart).
         cut_below_cap: share of rows cut by a lower cap than the present one, so that `extend` has work left.
         unfinished: rows without an answer yet.
     """
@@ -123,10 +135,14 @@ class Advice:
     cap: int | None
     target: float
     confidence: float
-    rows: int
-    above_cap: Interval
+    typical: str
     verdict: str
-    cause: str
+    above_cap: Interval
+    action: str
+    aim: int | None
+    rows: int
+    effective_rows: int
+    proves: float | None
     median: Interval
     p99: Interval
     advised: CapChoice
@@ -134,6 +150,7 @@ class Advice:
     tail: dict[str, Any] | None
     context: dict[str, Any] | None
     cost: dict[str, Any]
+    endless: Endless
     cut_by_context: Interval
     cut_below_cap: Interval
     unfinished: int
@@ -141,8 +158,9 @@ class Advice:
     def to_dict(self) -> dict[str, Any]:
         """Return the advice as JSON values."""
         plain = asdict(self)
-        for key in ("above_cap", "median", "p99", "cut_by_context", "cut_below_cap"):
+        for key in ("above_cap", "median", "p99", "cut_by_context", "cut_below_cap", "endless"):
             plain[key] = getattr(self, key).to_dict()
+        plain["proves"] = rounded(self.proves)
         plain["advised"]["smallest"] = self.advised.smallest.to_dict()
         del plain["advised"]["target"], plain["advised"]["confidence"], plain["advised"]["rows"]
         return plain
@@ -153,6 +171,7 @@ def advise(
     completion: LengthCounts,
     curve: SourceCurve,
     prompt: LengthCounts,
+    endless: Endless,
     *,
     cap: int | None,
     target: float,
@@ -166,67 +185,102 @@ def advise(
 
     Args:
         source: its name.
-        completion, curve: its completion lengths and their curve.
+        completion, curve: its completion lengths, rows that never end set apart, and the curve of the others.
         prompt: its prompt lengths.
+        endless: its rows that never end.
         cap: the present max_new_tokens.
         target: largest share of answers to be cut.
         tail: a model of what lies beyond the caps.
-        cut_by_context: rows with finish_reason length_context.
+        cut_by_context: rows with finish_reason length_context that do not loop.
         context_length: of the target on its engine, tokens.
         tokens_per_second: completion tokens a second that the run reached, all sources together.
         confidence: one-sided for verdict and cap.
     """
     advised = choose_cap(curve, target, confidence=confidence)
     above = share_above(curve, cap, confidence) if cap is not None and curve.rows else Interval(None, None, None)
-    verdict = _verdict(curve, cap, target, confidence)
     by_context = share_interval(cut_by_context, completion.rows, confidence)
     full = (by_context.low or 0.0) > target  # then no cap helps, and none is to be tried
-    aim = advised.cap or (None if full else _next_try(advised, curve, prompt, tail, target, context_length))
-    below = max(0, int(completion.cut[completion.values < (cap or 0)].sum()) - cut_by_context)
-    cut_below_cap = share_interval(below, completion.rows, confidence)
+    tried = None if advised.cap or full else _next_try(advised, curve, prompt, tail, cap, context_length)
+    below = int(completion.cut[completion.values < (cap or 0)].sum())
+    verdict = _verdict(curve, cap, target, confidence, above)
+    effective = curve.rows / (float(curve.design.effects[-1]) if curve.design.dialogues else 1.0)
+    action, aim = _action(advised, verdict, cap, tried, full, cut=int(completion.cut.sum()))
+    extended = endless.plateau if action == "extend" else 0
     return Advice(
         source=source,
         cap=cap,
         target=target,
         confidence=confidence,
-        rows=completion.rows,
-        above_cap=above,
+        typical=_typical(curve),
         verdict=verdict,
-        cause="context" if full and cap is not None else _cause(curve, cap, target, confidence, cut_below_cap),
+        above_cap=above,
+        action=action,
+        aim=aim,
+        rows=curve.rows,
+        effective_rows=round(effective),
+        proves=1 - (1 - confidence) ** (1 / effective) if curve.rows else None,
         median=quantile(curve, 0.5, confidence),
         p99=quantile(curve, 0.99, confidence),
         advised=advised,
-        next_try=None if advised.cap else aim,
+        next_try=tried,
         tail=_tail_advice(tail, target) if advised.cap is None and tail else None,
         context=_context(prompt, cap, aim, context_length),
-        cost=_cost(completion, curve, prompt, tail, cap, aim, tokens_per_second),
+        cost=_cost(completion, curve, prompt, tail, cap, aim or advised.cap, extended, tokens_per_second),
+        endless=endless,
         cut_by_context=by_context,
-        cut_below_cap=cut_below_cap,
+        cut_below_cap=share_interval(below, curve.rows, confidence),
         unfinished=completion.waiting,
     )
 
 
-def _limits(curve: Curve, cap: int, confidence: float) -> tuple[float, float]:
+def _verdict(curve: Curve, cap: int | None, target: float, confidence: float, above: Interval) -> str:
+    if cap is None or not curve.rows:
+        return "cannot_tell"
     at = np.array([cap])
-    return float(lower_limit(curve, at, 1 - confidence)[0]), float(upper_limit(curve, at, 1 - confidence)[0])
+    low = float(lower_limit(curve, at, 1 - confidence)[0])
+    high = float(upper_limit(curve, at, 1 - confidence)[0])
+    if high <= target + _ROUNDING:
+        return "enough"
+    if low > target:
+        return "too_small"
+    enough_rows = curve.rows >= rows_for_cap(target, confidence)
+    return "likely" if enough_rows and not curve.waiting and (above.value or 0.0) <= target else "cannot_tell"
 
 
-def _verdict(curve: Curve, cap: int | None, target: float, confidence: float) -> str:
-    if cap is None or not curve.rows:
+def _typical(curve: SourceCurve) -> str:
+    """Say what sets the median: a cap does only where rows were cut at or below it."""
+    if not curve.rows:
         return "cannot_tell"
-    low, high = _limits(curve, cap, confidence)
-    return "enough" if high <= target + _ROUNDING else "too_small" if low > target else "cannot_tell"
-
-
-def _cause(curve: Curve, cap: int | None, target: float, confidence: float, cut_below_cap: Interval) -> str:
-    """Say whether task or cap makes the recorded answers short. A cap shortens only the answers that reach it."""
-    if cap is None or not curve.rows:
+    found, counts = quantile(curve, 0.5), curve.counts
+    by_context = int(counts.loose.sum()) > int(counts.cut.sum())
+    if found.value is None:
+        return "context" if by_context else "cap"
+    if found.high is None:
         return "cannot_tell"
-    low, high = _limits(curve, cap, confidence)
-    if low > target or (cut_below_cap.low or 0.0) > target:
-        return "cap"
-    typical = quantile(curve, 0.75).high
-    return "task" if high <= 0.2 and typical is not None and typical < cap / 2 else "cannot_tell"
+    short = counts.values <= found.high
+    cut = int((counts.cut + counts.loose)[short].sum())
+    if cut <= _UNTOUCHED * counts.rows:
+        return "task"
+    return "context" if by_context else "cap"
+
+
+def _action(
+    advised: CapChoice, verdict: str, cap: int | None, tried: int | None, full: bool, *, cut: int
+) -> tuple[str, int | None]:
+    """Return what to do and the cap that it names."""
+    if advised.reason == "unanswered":
+        return "go_on", None
+    if cap is None:
+        return "none", None
+    if verdict in ("enough", "likely"):
+        return "keep", None
+    if advised.cap is not None:
+        return ("extend" if cut else "raise"), max(advised.cap, cap)
+    if advised.reason == "too_few_rows":
+        return "more_rows", None
+    if full or tried is None:
+        return "context", None
+    return "extend", tried
 
 
 def _next_try(
@@ -234,26 +288,44 @@ def _next_try(
     curve: SourceCurve,
     prompt: LengthCounts,
     tail: TailModel | None,
-    target: float,
+    cap: int | None,
     context_length: int | None,
 ) -> int | None:
-    """Return the cap to try where the data show none: the tail model's if trusted, else twice the largest."""
+    """Return the cap to try where the data show none: at least twice the largest, further where a tail model is sure.
+
+    Advising needs so few longer rows that their upper limit meets the target, fewer than the target share itself; the
+    model is asked for that share, and for the upper limit of its answer as far as it is trusted.
+    """
     if choice.reason != "beyond_caps":
         return None
     until = curve.known_until()
-    if until is None:  # some row ended as the last of all: rows cut before are worth that much
-        longest = int(curve.counts.values[-1])
-        return max(CAP_MULTIPLE, -(-longest // CAP_MULTIPLE) * CAP_MULTIPLE)
-    if until <= 0:
+    largest = int(curve.counts.values[curve.counts.cut > 0][-1]) if curve.counts.cut.any() else 0
+    if until is None:  # some row ended as the last of all: rows cut by a lower cap go on to the present one first
+        wanted = cap if cap is not None and cap >= 2 * largest else 2 * largest
+    elif until <= 0:
         return None
-    cap = 2 * until
-    if tail is not None and (forecast := tail.cap(target)[0]) <= tail.trusted_until:
-        cap = max(forecast, until + 1)
-    cap = -(-cap // CAP_MULTIPLE) * CAP_MULTIPLE
+    else:
+        wanted = 2 * max(until, min(cap or 0, until))
+        share = _share_to_aim_at(curve.rows, choice.target, choice.confidence)
+        if tail is not None and tail.fits and share > 0:
+            value, _, high = tail.cap(share)
+            if value <= tail.trusted_until:
+                wanted = max(wanted, min(high, tail.trusted_until))
+    wanted = max(CAP_MULTIPLE, -(-wanted // CAP_MULTIPLE) * CAP_MULTIPLE)
     room = _room(prompt, context_length)
     if room is not None:
-        cap = min(cap, room // CAP_MULTIPLE * CAP_MULTIPLE)
-    return cap if cap > until else None
+        wanted = min(wanted, room // CAP_MULTIPLE * CAP_MULTIPLE)
+    return wanted if wanted > largest else None
+
+
+def _share_to_aim_at(rows: int, target: float, confidence: float) -> float:
+    """Return the largest share of longer rows whose upper limit still meets the target (Clopper and Pearson)."""
+    low, high = -1, int(target * rows) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        meets = float(betaincinv(middle + 1, rows - middle, confidence)) <= target
+        low, high = (middle, high) if meets else (low, middle)
+    return max(low, 0.5) / rows if low >= 0 else 0.0
 
 
 def _room(prompt: LengthCounts, context_length: int | None) -> int | None:
@@ -270,7 +342,7 @@ def _tail_advice(tail: TailModel, target: float) -> dict[str, Any]:
         "cap": {"value": value, "low": low, "high": high},
         "cap_lognormal": tail.cap_lognormal(target),
         "trusted_until": tail.trusted_until,
-        "trusted": bool(value <= tail.trusted_until),
+        "trusted": bool(tail.fits and value <= tail.trusted_until),
         "p_value": rounded(tail.p_value, 6),
     }
 
@@ -303,10 +375,17 @@ def _cost(
     tail: TailModel | None,
     cap: int | None,
     aim: int | None,
+    plateau: int,
     tokens_per_second: float | None,
 ) -> dict[str, Any]:
-    """Return what a run at the present cap costs, at the advised one, and what `extend` costs instead."""
-    rows = completion.rows + completion.waiting
+    """Return what a run at the present cap costs, at the advised one, and what `extend` costs instead.
+
+    A tail model that does not fit gives no expectation; rows beyond the caps then count to the budget ("at_most").
+    `plateau` rows of those that never end are not known one by one, so `extend` goes on with them too.
+    """
+    rows, stuck = completion.rows + completion.waiting, int(completion.stuck.sum())
+    tail = tail if tail is not None and tail.fits else None
+    endless = stuck / completion.rows if completion.rows else 0.0
 
     def hours(tokens: float | None) -> float | int | None:
         return rounded(tokens / tokens_per_second / 3600, 6) if tokens is not None and tokens_per_second else None
@@ -319,7 +398,7 @@ def _cost(
     def fresh(budget: int | None) -> dict[str, Any] | None:
         if budget is None or not curve.rows:
             return None
-        tokens = round(rows * expected_tokens(curve, tail, budget))
+        tokens = round(rows * ((1 - endless) * expected_tokens(curve, tail, budget) + endless * budget))
         return {"cap": budget, "completion_tokens": tokens, "hours": hours(tokens), "at_most": bounded(budget)}
 
     cost: dict[str, Any] = {"rows": rows, "present": fresh(cap), "advised": fresh(aim), "extend": None}
@@ -332,13 +411,17 @@ def _cost(
         )
         more = (expected_tokens(curve, tail, aim) - already) / survival
         expected = float((cut * np.clip(more, 0, aim - completion.values)).sum())
+        at_end = int(completion.values[completion.cut > 0][-1])
+        stuck_tokens = plateau * (aim - at_end)
         cost["extend"] = {
             "cap": aim,
-            "rows": int(cut.sum()),
-            "completion_tokens": round(expected),
-            "completion_tokens_at_most": int((cut * (aim - completion.values)).sum()),
-            "prefill_tokens": round(float((cut * (completion.values + prompt.mean)).sum())),
-            "hours": hours(expected),
+            "rows": int(cut.sum()) + plateau,
+            "completion_tokens": round(expected) + stuck_tokens,
+            "completion_tokens_at_most": int((cut * (aim - completion.values)).sum()) + stuck_tokens,
+            "prefill_tokens": round(
+                float((cut * (completion.values + prompt.mean)).sum()) + plateau * (at_end + prompt.mean)
+            ),
+            "hours": hours(expected + stuck_tokens),
             "at_most": bounded(aim),
         }
     return cost

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from eagle3_data.errors import DataError, UsageError
+from eagle3_data.lengths.statistics.clusters import ClusterRows, Keys, keys_of
 from eagle3_data.lengths.statistics.distribution import CUTOFFS, Flags, Ints, Tally, checked_lengths
 from eagle3_data.manifest import Manifest
 from eagle3_data.outcome import FINISH_REASONS, of_reason, reasons
@@ -30,8 +31,10 @@ _SCALARS: Final = (
     "reasoning_tokens",
     "tool_calls",
     "max_new_tokens",
+    "loop_tokens",
     "error",
 )
+
 _TOKENS: Final = {"prompt_tokens": "input_ids", "completion_tokens": "output_ids"}
 _BATCH_ROWS: Final = 1 << 17
 _HUB_NAME: Final = re.compile(r"^(?:hf://)?(?:datasets/)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?$")
@@ -73,6 +76,9 @@ class SourceTally:
     tool_calls: int = 0
     with_thinking: int = 0
     thinking_unfinished: int = 0
+    looping: int = 0  # cut while repeating themselves
+    cut_by_context: int = 0  # cut by a full context, and not looping
+    clusters: ClusterRows = field(default_factory=ClusterRows)
     survival: dict[int, tuple[Sums, Sums]] = field(default_factory=lambda: {c: (Sums(), Sums()) for c in CUTOFFS})
 
     @property
@@ -85,23 +91,20 @@ class SourceTally:
         """Records whose answer was cut."""
         return sum(self.finish_reasons[reason] for reason in reasons("cut"))
 
-    @property
-    def cut_by_context(self) -> int:
-        """Records whose answer was cut because the context was full."""
-        return sum(self.finish_reasons[reason] for reason in reasons("cut_by_context"))
-
     def wait_for(self, rows: int) -> None:
         """Count rows of whose answers nothing is known. Prompt lengths stay those of the records."""
         for name in ("completion", "reasoning", "answer"):
             self.lengths[name].waiting += rows
 
-    def add(self, columns: Mapping[str, Ints], ends: Ints, kinds: list[str]) -> None:
+    def add(self, columns: Mapping[str, Ints], ends: Ints, kinds: list[str], dialogues: Keys | None = None) -> None:
         """Count a batch of rows of this source.
 
         Args:
-            columns: int64 (n,) prompt_tokens, completion_tokens, reasoning_tokens, tool_calls, max_new_tokens.
+            columns: int64 (n,) prompt_tokens, completion_tokens, reasoning_tokens, tool_calls, max_new_tokens and
+                loop_tokens.
             ends: int64 (n,), indices into `kinds`.
             kinds: finish reasons.
+            dialogues: uint64 (n,), equal for rows of one dialogue; None where every row stands alone.
         """
         prompt, completion = columns["prompt_tokens"], columns["completion_tokens"]
         reasoning, calls = columns["reasoning_tokens"], columns["tool_calls"]
@@ -111,10 +114,17 @@ class SourceTally:
         cut: Flags = np.array([of_reason(kind).cut for kind in kinds], bool)[ends]
         by_cap: Flags = np.array([of_reason(kind).cut_by_cap for kind in kinds], bool)[ends]
         thinking: Flags = cut & (reasoning > 0) & (reasoning == completion)
+        loops: Flags = cut & (columns["loop_tokens"] > 0)
+        # How much a full context leaves depends on the prompt, and answers may be longer for longer prompts.
+        full: Flags = np.array([of_reason(kind).cut_by_context for kind in kinds], bool)[ends]
         self.lengths["prompt"].add(prompt)
-        self.lengths["completion"].add(completion, cut)
-        self.lengths["reasoning"].add(reasoning, thinking)
-        self.lengths["answer"].add(answer, loose=cut)
+        self.lengths["completion"].add(completion, cut, full, loops)
+        self.lengths["reasoning"].add(reasoning, thinking, thinking & full, thinking & loops)
+        self.lengths["answer"].add(answer, loose=cut, stuck=loops)
+        self.looping += int(loops.sum())
+        self.cut_by_context += int((full & ~loops).sum())
+        if dialogues is not None:
+            self.clusters.add(dialogues, completion, cut, loops)
         self.total.add(prompt + completion)
         self.caps.add(columns["max_new_tokens"])
         self.caps_of_cut.add(columns["max_new_tokens"][by_cap])
@@ -162,22 +172,24 @@ def _add_table(tallies: dict[str, SourceTally], table: pa.Table, where: str) -> 
         "prompt_tokens": _numbers(table, "prompt_tokens", where),
         "completion_tokens": _numbers(table, "completion_tokens", where),
     }
-    for name in ("reasoning_tokens", "tool_calls", "max_new_tokens"):
+    for name in ("reasoning_tokens", "tool_calls", "max_new_tokens", "loop_tokens"):
         columns[name] = _numbers(table, name, where) if name in names else np.zeros(table.num_rows, np.int64)
     if (columns["reasoning_tokens"] > columns["completion_tokens"]).any():
         raise DataError(f"{where}: a row has more reasoning_tokens than completion_tokens; run `eagle3-data check`")
     ends, kinds = _codes(table["finish_reason"], f"{where}: finish_reason")
     if wrong := sorted(set(kinds) - set(FINISH_REASONS)):
         raise DataError(f"{where}: finish_reason {wrong[0]!r} is none of {', '.join(FINISH_REASONS)}")
+    dialogues = keys_of(table["dialogue"].to_numpy()) if "dialogue" in names else None
     if "source" not in names:
-        tallies.setdefault("records", SourceTally()).add(columns, ends, kinds)
+        tallies.setdefault("records", SourceTally()).add(columns, ends, kinds, dialogues)
         return
     codes, sources = _codes(table["source"], f"{where}: source")
     for index, source in enumerate(sources):
         rows = codes == index
         everything = len(sources) == 1
         part = columns if everything else {name: column[rows] for name, column in columns.items()}
-        tallies.setdefault(source, SourceTally()).add(part, ends if everything else ends[rows], kinds)
+        kept = dialogues if everything or dialogues is None else dialogues[rows]
+        tallies.setdefault(source, SourceTally()).add(part, ends if everything else ends[rows], kinds, kept)
 
 
 def _numbers(table: pa.Table, name: str, where: str) -> Ints:
@@ -212,7 +224,7 @@ def _codes(column: pa.ChunkedArray, where: str) -> tuple[Ints, list[str]]:
 
 def dataset_tables(dataset: datasets.Dataset) -> Iterator[pa.Table]:
     """Yield a data set's scalar columns, its indices mapping (select, shuffle, filter) respected."""
-    wanted = _wanted(dataset.column_names)
+    wanted = [*_wanted(dataset.column_names), *(["dialogue"] if "dialogue" in dataset.column_names else [])]
     yield from dataset.select_columns(wanted).with_format("arrow").iter(batch_size=_BATCH_ROWS)
 
 
@@ -227,10 +239,22 @@ def parquet_tables(files: Iterable[Any], filesystem: Any = None) -> Iterator[pa.
             names = pq.read_schema(path, filesystem=filesystem).names
             texts = [name for name in ("source", "finish_reason") if name in names]
             with pq.ParquetFile(path, filesystem=filesystem, read_dictionary=texts) as file:
-                for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=_wanted(names)):
+                wanted = [*_wanted(names), *(["dialogue"] if _dependent(file, names) else [])]
+                for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=wanted):
                     yield pa.Table.from_batches([batch])
         except pa.ArrowInvalid as error:
             raise DataError(f"{path}: not a Parquet file of records ({error})") from error
+
+
+def _dependent(file: pq.ParquetFile, names: Iterable[str]) -> bool:
+    """Whether some rows may belong to one dialogue or prompt: by the statistics, so that no text is read in vain."""
+    there = list(names)
+    if "dialogue" not in there:
+        return False
+    places = [file.schema.names.index(name) for name in ("turn", "sample") if name in file.schema.names]
+    groups = (file.metadata.row_group(group) for group in range(file.metadata.num_row_groups))
+    found = [group.column(place).statistics for group in groups for place in places]
+    return not places or any(stats is None or not stats.has_min_max or stats.max > 0 for stats in found)
 
 
 def _wanted(names: Iterable[str]) -> list[str]:
@@ -296,6 +320,7 @@ class Unfinished:
     timed_out: int = 0
     failed: int = 0  # for another reason than time
     skipped: int = 0  # the prompt leaves no room in the context; not censored, since nothing will ever come
+    expected_known: bool = False  # whether rows start longest expected first
 
     @property
     def rows(self) -> int:
@@ -317,11 +342,24 @@ def read_run(folder: RunFolder) -> tuple[dict[str, SourceTally], dict[str, Unfin
         tally = tallies[name] = read.get(name, SourceTally())
         lost, late, left_out = failures.get(name, 0), timeouts.get(name, 0), skipped.get(name, 0)
         prompts = folder.prompts_path(name)
-        drawn = pq.read_metadata(prompts).num_rows if prompts.exists() else tally.rows + lost + left_out
+        drawn, expected = _drawn(prompts) if prompts.exists() else (tally.rows + lost + left_out, False)
         waiting = max(0, drawn - tally.rows - lost - left_out)
-        unfinished[name] = Unfinished(waiting, late, lost - late, left_out)
+        unfinished[name] = Unfinished(waiting, late, lost - late, left_out, expected)
         tally.wait_for(unfinished[name].rows)
     return tallies, unfinished
+
+
+def _drawn(path: Path) -> tuple[int, bool]:
+    """Return how many prompts a source has, and whether the length of any answer is expected from upstream."""
+    with pq.ParquetFile(path) as file:
+        if "expected_tokens" not in file.schema_arrow.names:
+            return file.metadata.num_rows, False
+        at = file.schema.names.index("expected_tokens")
+        groups = (file.metadata.row_group(group) for group in range(file.metadata.num_row_groups))
+        found = [group.column(at).statistics for group in groups]
+        return file.metadata.num_rows, any(
+            stats is not None and stats.has_min_max and stats.max > 0 for stats in found
+        )
 
 
 def _rows_by_source(path: Path) -> tuple[dict[str, int], dict[str, int]]:

@@ -17,10 +17,12 @@ from eagle3_data.lengths import reading, summary
 from eagle3_data.lengths.advice import advise
 from eagle3_data.lengths.reading import MEASURES, SourceTally, Unfinished
 from eagle3_data.lengths.statistics.censoring import Curve, SourceCurve
+from eagle3_data.lengths.statistics.clusters import INDEPENDENT
 from eagle3_data.lengths.statistics.distribution import LengthCounts
+from eagle3_data.lengths.statistics.endless import Endless, split_endless
 from eagle3_data.lengths.statistics.intervals import CONFIDENCE, rounded
 from eagle3_data.lengths.statistics.tail import TailModel, fit_tail
-from eagle3_data.lengths.views.advice import advice_sentences, report_sentences
+from eagle3_data.lengths.views.advice import advice_line, advice_sentences, command, report_sentences
 from eagle3_data.manifest import Manifest, SourceExtent
 from eagle3_data.run_folder import RunFolder, write_json
 
@@ -78,6 +80,8 @@ def measure_lengths(
     weights: Mapping[str, float] | None = None,
     truncation_target: float | Mapping[str, float] | None = None,
     confidence: float = CONFIDENCE,
+    recipe: str | None = None,
+    pilot: bool = False,
 ) -> LengthReport:
     """Measure prompt, completion, reasoning and answer lengths of records, by source and as a whole.
 
@@ -89,6 +93,8 @@ def measure_lengths(
         truncation_target: largest share of rows that may be cut, for all sources or for each; by default the
             manifest's for the source, else 0.01.
         confidence: of every interval.
+        recipe: how the user names the recipe on the command line, for the commands in the advice.
+        pilot: whether the rows are a pilot's, so that the advice goes on with the pilot.
 
     Raises:
         UsageError: there is nothing to read, or `weights` names no source.
@@ -101,9 +107,8 @@ def measure_lengths(
         raise DataError("no records and no prompts to measure; run generate first")
     # Sorted as JSON files are, so that what is printed from lengths.json is what is printed from memory.
     tallies = dict(sorted(tallies.items()))
-    return _build(
-        tallies, unfinished, Manifest.of(manifest) if manifest else found, weights, truncation_target, confidence
-    )
+    said = Manifest.of(manifest) if manifest else found
+    return _build(tallies, unfinished, said, weights, truncation_target, confidence, recipe or "RECIPE", pilot)
 
 
 def _read(
@@ -136,10 +141,16 @@ def _build(
     weights: Mapping[str, float] | None,
     truncation_target: float | Mapping[str, float] | None,
     confidence: float,
+    recipe: str,
+    pilot: bool,
 ) -> LengthReport:
     waiting = {name: unfinished.get(name, Unfinished()) for name in tallies}
     shares = _weights(tallies, waiting, weights)
     counts = {(name, measure): tallies[name].lengths[measure].counts() for name in tallies for measure in MEASURES}
+    endless, designs = {}, {}
+    for name, tally in tallies.items():
+        designs[name] = tally.clusters.effect(counts[name, "completion"], confidence)
+        counts[name, "completion"], endless[name] = split_endless(counts[name, "completion"], confidence)
     curves: dict[tuple[str, str], Curve] = {}
     totals = {name: sum(counts[name, part].total for part in ("prompt", "completion")) for name in tallies}
     sections: dict[str, dict[str, Any]] = {}
@@ -149,15 +160,17 @@ def _build(
             [(shares[member], tallies[member]) for member in members],
             [waiting[member] for member in members],
             confidence,
+            designs[name] if name != WHOLE else INDEPENDENT,
         )
         section["row_share"] = rounded(sum(shares[member] for member in members))
         section["token_share"] = _share_of(sum(totals[m] for m in members), sum(totals.values()))
         section["lengths"] = {}
         for measure in MEASURES:
             parts = [(shares[member], counts[member, measure]) for member in members]
-            curves[name, measure], section["lengths"][measure] = summary.distribution(parts, confidence)
+            effects = [designs[member] for member in members] if measure != "prompt" else None
+            curves[name, measure], section["lengths"][measure] = summary.distribution(parts, confidence, effects)
         sections[name] = section
-    tails = _advise(sections, tallies, counts, curves, manifest, truncation_target, confidence)
+    tails = _advise(sections, tallies, counts, curves, endless, manifest, truncation_target, confidence, recipe, pilot)
     whole = sections.pop(WHOLE)
     values = {
         "format": FORMAT,
@@ -167,8 +180,7 @@ def _build(
         "sources": sections,
         "whole": whole,
     }
-    clustered = [name for name in sections if manifest.extent_of(name).turns == "prefix"]
-    values["remarks"] = report_sentences(values, clustered)
+    values["remarks"] = report_sentences(values)
     return LengthReport(values, counts, curves, tails)
 
 
@@ -177,9 +189,12 @@ def _advise(
     tallies: Mapping[str, SourceTally],
     counts: Mapping[tuple[str, str], LengthCounts],
     curves: Mapping[tuple[str, str], Curve],
+    endless: Mapping[str, Endless],
     manifest: Manifest,
     truncation_target: float | Mapping[str, float] | None,
     confidence: float,
+    recipe: str,
+    pilot: bool,
 ) -> dict[str, TailModel]:
     if isinstance(truncation_target, Mapping):
         _check_names(truncation_target, tallies)
@@ -196,6 +211,7 @@ def _advise(
             completion,
             curve,
             counts[name, "prompt"],
+            endless[name],
             cap=summary.present_cap(tally, stated),
             target=_target(name, stated, truncation_target),
             tail=tail,
@@ -205,7 +221,8 @@ def _advise(
             confidence=confidence,
         ).to_dict()
         sections[name]["tail"] = tail.to_dict() if tail else None
-        sections[name]["advice"] = {**advice, "words": advice_sentences(name, advice)}
+        advice["command"] = command(name, advice, recipe, alone=len(tallies) == 1, pilot=pilot)
+        sections[name]["advice"] = {**advice, "line": advice_line(advice), "words": advice_sentences(name, advice)}
     return tails
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from eagle3_data.lengths.reading import SourceTally, Sums, Unfinished
 from eagle3_data.lengths.statistics.censoring import Curve, MixtureCurve, SourceCurve, quantile, share_above
-from eagle3_data.lengths.statistics.distribution import QUANTILES, THRESHOLDS, LengthCounts
+from eagle3_data.lengths.statistics.clusters import INDEPENDENT, DesignEffect
+from eagle3_data.lengths.statistics.distribution import QUANTILES, THRESHOLDS, LengthCounts, Tally
 from eagle3_data.lengths.statistics.intervals import (
     CONFIDENCE,
     Interval,
@@ -31,26 +32,42 @@ def quantile_name(p: float) -> str:
 
 
 def distribution(
-    parts: Sequence[tuple[float, LengthCounts]], confidence: float = CONFIDENCE
+    parts: Sequence[tuple[float, LengthCounts]],
+    confidence: float = CONFIDENCE,
+    designs: Sequence[DesignEffect] | None = None,
 ) -> tuple[Curve, dict[str, Any]]:
     """Return the curve and the statistics of one measure over one source or a weighted mixture of several.
 
-    `count`, `total_tokens`, `min`, `max`, `mean` and `sd` are of the recorded lengths, so lower bounds where rows were
-    cut; quantiles and shares are estimates of the lengths that the rows would have without a cap.
+    All but `total_tokens` and `stuck` is of the rows that may end. `count`, `min`, `max`, `mean` and `sd` are of the
+    recorded lengths, so lower bounds where rows were cut; quantiles and shares are estimates of the lengths that the
+    rows would have without a cap. The mean has limits only where its normal approximation can be trusted (`mean_ok`).
+
+    Args:
+        parts: weight and table of each source.
+        confidence: of the intervals.
+        designs: the design effect of each source; by default rows are independent.
     """
-    curves = [(weight, SourceCurve(counts)) for weight, counts in parts]
+    effects = designs or [INDEPENDENT] * len(parts)
+    curves = [(weight, SourceCurve(counts, effect)) for (weight, counts), effect in zip(parts, effects, strict=True)]
     curve: Curve = curves[0][1] if len(curves) == 1 else MixtureCurve(curves)
-    counted = [(weight, counts) for weight, counts in parts if counts.rows]
-    tables = [counts for _, counts in counted]
+    counted = [
+        (weight, counts.ending(), effect)
+        for (weight, counts), effect in zip(parts, effects, strict=True)
+        if counts.ending().rows
+    ]
+    tables = [counts for _, counts, _ in counted]
     cut = sum(int(counts.cut.sum()) for counts in tables)
     loose = sum(int(counts.loose.sum()) for counts in tables)
     waiting = sum(counts.waiting for _, counts in parts)
     mean, sd = _moments(counted, confidence)
+    sure = all(is_mean_normal(counts) for counts in tables)
     until = curve.known_until()
+    limits = (mean.low, None if cut + loose + waiting else mean.high) if sure else (None, None)
     return curve, {
         "count": sum(counts.rows for counts in tables),
-        "total_tokens": sum(counts.total for counts in tables),
-        "mean": Interval(mean.value, mean.low, None if cut + loose + waiting else mean.high).to_dict(),
+        "total_tokens": sum(counts.total for _, counts in parts),
+        "mean": Interval(mean.value, *limits).to_dict(),
+        "mean_ok": sure,
         "sd": rounded(sd),
         "min": min((counts.extreme(0) for counts in tables), default=None),
         "max": max((counts.extreme(-1) for counts in tables), default=None),
@@ -59,24 +76,42 @@ def distribution(
         "at_or_over": {str(limit): share_above(curve, limit - 1, confidence).to_dict() for limit in THRESHOLDS},
         "cut": cut,
         "lower_bounds_only": loose,
+        "stuck": sum(int(counts.stuck.sum()) for _, counts in parts),
         "waiting": waiting,
         "known_until": None if until is None or until < 0 else until,
     }
 
 
-def _moments(counted: Sequence[tuple[float, LengthCounts]], confidence: float) -> tuple[Interval, float | None]:
+def is_mean_normal(counts: LengthCounts) -> bool:
+    """Whether the mean's interval can be trusted: more than 25 rows for each unit of squared skewness.
+
+    Cochran's rule (Sampling Techniques, 3rd edition, 2.15). A heavy tail fails it at any number of rows, as it should:
+    its few longest answers decide the mean.
+    """
+    rows, variance = counts.rows, counts.variance
+    if rows < 2 or not variance:
+        return rows >= 2
+    deviations = counts.values - counts.mean
+    skewness = float((deviations**3 * counts.recorded).sum() / rows / variance**1.5)
+    return rows > 25 * skewness**2
+
+
+def _moments(
+    counted: Sequence[tuple[float, LengthCounts, DesignEffect]], confidence: float
+) -> tuple[Interval, float | None]:
     if not counted:
         return Interval(None, None, None), None
     if len(counted) == 1:
-        counts = counted[0][1]
-        return mean_interval(counts.mean, counts.variance, counts.rows, confidence), math.sqrt(counts.variance)
-    scale = sum(weight for weight, _ in counted)
-    shares = [(weight / scale, counts) for weight, counts in counted]
-    mean = sum(share * counts.mean for share, counts in shares)
-    square = sum(share * counts.squares / counts.rows for share, counts in shares)
-    rows = sum(counts.rows for _, counts in shares)
+        _, counts, effect = counted[0]
+        interval = mean_interval(counts.mean, counts.variance * effect.mean, counts.rows, confidence)
+        return interval, math.sqrt(counts.variance)
+    scale = sum(weight for weight, _, _ in counted)
+    shares = [(weight / scale, counts, effect) for weight, counts, effect in counted]
+    mean = sum(share * counts.mean for share, counts, _ in shares)
+    square = sum(share * counts.squares / counts.rows for share, counts, _ in shares)
+    rows = sum(counts.rows for _, counts, _ in shares)
     variance = max(square - mean * mean, 0.0) * rows / max(rows - 1, 1)
-    error = math.sqrt(sum(share**2 * counts.variance / counts.rows for share, counts in shares))
+    error = math.sqrt(sum(share**2 * counts.variance * effect.mean / counts.rows for share, counts, effect in shares))
     half = normal_quantile(confidence) * error
     return Interval(mean, max(0.0, mean - half), mean + half), math.sqrt(variance)
 
@@ -113,16 +148,21 @@ def _kept(parts: Sequence[tuple[float, Sums]], confidence: float) -> dict[str, A
     return Interval(found.value, found.low, None if found.high is None else min(1.0, found.high)).to_dict()
 
 
-def composition(parts: Weighted, unfinished: Sequence[Unfinished], confidence: float = CONFIDENCE) -> dict[str, Any]:
+def composition(
+    parts: Weighted,
+    unfinished: Sequence[Unfinished],
+    confidence: float = CONFIDENCE,
+    design: DesignEffect = INDEPENDENT,
+) -> dict[str, Any]:
     """Return what kinds of rows a source or a mixture holds: finish reasons, tool calls, thinking, caps, cut-offs.
 
-    Shares are of the records that are there, as they are there.
+    Shares are of the records that are there, as they are there; `design` widens their intervals.
     """
     tallies = [tally for _, tally in parts]
     rows = sum(tally.rows for tally in tallies)
 
-    def share(hits: int) -> dict[str, Any]:
-        return {"rows": hits, "share": share_interval(hits, rows, confidence).to_dict()}
+    def share(hits: int, effect: float = design.typical) -> dict[str, Any]:
+        return {"rows": hits, "share": share_interval(hits / effect, rows / effect, confidence).to_dict()}
 
     tokens = {name: sum(tally.lengths[name].counts().total for tally in tallies) for name in tallies[0].lengths}
     completion = tokens["completion"]
@@ -133,9 +173,14 @@ def composition(parts: Weighted, unfinished: Sequence[Unfinished], confidence: f
             "timed_out": sum(part.timed_out for part in unfinished),
             "failed": sum(part.failed for part in unfinished),
             "skipped": sum(part.skipped for part in unfinished),
+            "expected_known": any(part.expected_known for part in unfinished),
         },
-        "finish_reasons": {kind: share(sum(t.finish_reasons[kind] for t in tallies)) for kind in FINISH_REASONS},
-        "truncated": share(sum(tally.truncated for tally in tallies)),
+        "finish_reasons": {
+            kind: share(sum(t.finish_reasons[kind] for t in tallies), design.cut) for kind in FINISH_REASONS
+        },
+        "truncated": share(sum(tally.truncated for tally in tallies), design.cut),
+        "looping": share(sum(tally.looping for tally in tallies), design.cut),
+        "dependence": design.to_dict(),
         "tool_calls": {
             **share(sum(tally.with_tool_calls for tally in tallies)),
             "calls": sum(tally.tool_calls for tally in tallies),
@@ -147,7 +192,8 @@ def composition(parts: Weighted, unfinished: Sequence[Unfinished], confidence: f
         },
         "tokens": {**tokens, "total": tokens["prompt"] + completion},
         "cutoffs": _cutoffs(parts, rows, confidence),
-        "budgets": _budgets(tallies),
+        "budgets": _budgets([tally.caps for tally in tallies]),
+        "budgets_of_cut": _budgets([tally.caps_of_cut for tally in tallies]),
     }
 
 
@@ -166,11 +212,11 @@ def _cutoffs(parts: Weighted, rows: int, confidence: float) -> dict[str, Any]:
     return out
 
 
-def _budgets(tallies: Sequence[SourceTally]) -> dict[str, Any]:
+def _budgets(tallies: Sequence[Tally]) -> dict[str, Any]:
     """Return the budgets that were sent: smallest, largest, and how many rows had each of the commonest."""
     rows: dict[int, int] = {}
     for tally in tallies:
-        counts = tally.caps.counts()
+        counts = tally.counts()
         for value, count in zip(counts.values.tolist(), counts.recorded.tolist(), strict=True):
             rows[value] = rows.get(value, 0) + count
     if not rows:

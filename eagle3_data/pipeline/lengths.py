@@ -26,9 +26,22 @@ def measure(dataset: str | Path, *, trust_remote_code: bool = False) -> LengthRe
     return measure_lengths(str(dataset)) if folder is None else describe(folder)
 
 
-def describe(folder: RunFolder, truncation_target: Mapping[str, float] | None = None) -> LengthReport:
-    """Measure a run and write its numbers, its page and, where matplotlib is installed, its figures."""
-    report = measure_lengths(folder, truncation_target=truncation_target)
+def describe(
+    folder: RunFolder,
+    truncation_target: Mapping[str, float] | None = None,
+    *,
+    recipe: str | None = None,
+    pilot: bool = False,
+) -> LengthReport:
+    """Measure a run and write its numbers, its page and, where matplotlib is installed, its figures.
+
+    Args:
+        folder: of the run.
+        truncation_target: see `measure_lengths`.
+        recipe: how the user names the recipe on the command line, for the commands in the advice.
+        pilot: whether the run is a pilot.
+    """
+    report = measure_lengths(folder, truncation_target=truncation_target, recipe=recipe, pilot=pilot)
     report.write(folder.lengths_path)
     write_page(report, folder.page_path, f"Lengths of {folder.path.name}")
     if importlib.util.find_spec("matplotlib") is not None:

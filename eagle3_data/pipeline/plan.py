@@ -235,8 +235,8 @@ class Pilot:
             low, high = found["interval"]
             interval = f"{_or_none(low)} – {_or_none(high)}"
             rows.append([name, found["rows"], found["max_new_tokens"] or "cannot tell", interval])
-            if found["max_new_tokens"] is None:
-                notes.append(_no_cap(name, found))
+            if found["max_new_tokens"] is None and found["prompts"] < found["rows_needed"]:
+                notes.append(_too_few_prompts(name, found))
         columns = ["source", "rows", "max_new_tokens", "smallest (95 %)"]
         table = show_table("Caps that meet the truncation targets", columns, rows, *notes)
         found_any = any(found["max_new_tokens"] for found in self.caps.values())
@@ -244,21 +244,13 @@ class Pilot:
         return f"{self.lengths.to_text()}\n{table}{last}"
 
 
-def _no_cap(name: str, found: Mapping[str, Any]) -> str:
-    """Why the pilot found no cap, and what would."""
-    asked = f"{name}: {wording.count(found['rows'], 'answer')} cannot show a cap that cuts at most "
-    asked += wording.percent(found["truncation_target"])
-    needed = wording.tokens(found["rows_needed"])
-    if found["reason"] == "unanswered":
-        return f"{asked}, since prompts have no answer; run the pilot again to go on with it"
-    if found["reason"] == "beyond_caps":
-        return f"{asked}, since too many reached the high cap; raise --high-cap, or what the server's context allows"
-    if found["prompts"] < found["rows_needed"]:
-        return (
-            f"{asked}: that takes {needed}, and the source has only {wording.count(found['prompts'], 'prompt')}; "
-            "give max_new_tokens as a number"
-        )
-    return f"{asked}: that takes {needed}; go on with --rows {found['rows_good']}"
+def _too_few_prompts(name: str, found: Mapping[str, Any]) -> str:
+    """What to do where no pilot can be large enough; the advice on the lengths says everything else."""
+    return (
+        f"{name} has only {wording.count(found['prompts'], 'prompt')}, and a cap for a target of "
+        f"{wording.percent(found['truncation_target'])} takes {wording.tokens(found['rows_needed'])}: give "
+        "max_new_tokens as a number"
+    )
 
 
 def pilot(run: Run, *, rows: int | None = None, high_cap: int | None = None) -> Pilot:
@@ -301,7 +293,7 @@ def pilot(run: Run, *, rows: int | None = None, high_cap: int | None = None) -> 
             generated = generate_locked(trial)
             _state_cap(trial.folder, top)
             targets = {spec.name: spec.truncation_target or _DEFAULT_TARGET for spec in run.recipe.sources}
-            report = describe(trial.folder, targets)
+            report = describe(trial.folder, targets, recipe=str(run.recipe.file or run.recipe.name), pilot=True)
         drawn = prepared.reports
         caps = {name: _choice(report, name, targets[name], drawn[name].prompts) for name in report.sources}
         manifest = run.folder.read_manifest()

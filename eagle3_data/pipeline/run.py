@@ -84,7 +84,7 @@ def run(run: Run) -> Finished:
         if generated.interrupted or not any(counts.records for counts in generated.counts.values()):
             return Finished(prepared, generated)
         checked = check(folder)
-        lengths = describe(folder)
+        lengths = describe(folder, recipe=str(recipe.file or recipe.name))
         target = target_of(folder, trust_remote_code=recipe.target is not None and recipe.target.trust_remote_code)
         card = write_card(folder, target=target)
         manifest = folder.read_manifest()

@@ -17,7 +17,7 @@ from eagle3_data import schema
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.lengths import compare_lengths, measure_lengths
 from eagle3_data.lengths.views import wording
-from eagle3_data.lengths.views.advice import advice_sentences
+from eagle3_data.lengths.views.advice import advice_line, advice_sentences
 from eagle3_data.lengths.views.markdown import to_markdown
 from eagle3_data.lengths.views.page import render_page, write_page
 from eagle3_data.lengths.views.tables import report_tables
@@ -104,9 +104,16 @@ def test_whole_is_a_mixture_by_rows_and_says_what_it_is_by_tokens(report):
 
 
 def test_rows_of_one_dialogue_and_sources_without_answers_are_remarked(tmp_path):
-    data = dataset(columns("B8_sweagent", 300, 900, 10**6))
-    found = measure_lengths(data, manifest={"extent": {"sources": {"B8_sweagent": {"turns": "prefix"}}}})
-    assert "the true uncertainty is larger" in found.to_dict()["remarks"][0]
+    part = columns("B8_sweagent", 300, 900, 10**6)
+    part["completion_tokens"] = [part["completion_tokens"][row // 10 * 10] + row % 10 for row in range(300)]
+    part["reasoning_tokens"] = [0] * 300
+    alike = measure_lengths(dataset({**part, "dialogue": [f"d{row // 10}" for row in range(300)]})).to_dict()
+    alone = measure_lengths(dataset({**part, "dialogue": [f"d{row}" for row in range(300)]})).to_dict()
+    found = alike["sources"]["B8_sweagent"]["dependence"]
+    assert found["dialogues"] == 30 and found["icc_log_length"] > 0.9 and 25 < found["effective_rows"] < 45
+    assert "300 rows of 30 dialogues are worth" in alike["remarks"][0] and not alone["remarks"]
+    limits = [both["whole"]["lengths"]["completion"]["quantiles"]["p50"] for both in (alike, alone)]
+    assert limits[0]["high"] - limits[0]["low"] > 2 * (limits[1]["high"] - limits[1]["low"])
     run = make_run(tmp_path / "run", 40, 40)
     prompt = pa.table({"sample_id": ["x"] * 60})
     write_parquet(run.prompts_path("B5_openthoughts"), [prompt], prompt.schema)
@@ -119,10 +126,8 @@ def test_rows_of_one_dialogue_and_sources_without_answers_are_remarked(tmp_path)
 def test_short_because_the_task_is_short():
     found = measure_lengths(dataset(columns("B1_glaive", 3000, 471, 10_240)))
     advice = found.to_dict()["sources"]["B1_glaive"]["advice"]
-    assert (advice["verdict"], advice["cause"]) == ("enough", "task")
-    assert advice["words"][0].startswith(
-        "B1_glaive is short because the task is short: half of the answers end within"
-    )
+    assert (advice["verdict"], advice["typical"], advice["action"]) == ("enough", "task", "keep")
+    assert advice["words"][0].startswith("B1_glaive: typical length set by the task: half of the answers end within")
     assert advice["advised"]["cap"] < 10_240 and advice["tail"] is None and advice["cost"]["extend"] is None
     few = measure_lengths(dataset(columns("B1_glaive", 20, 471, 10_240))).to_dict()["sources"]["B1_glaive"]["advice"]
     assert few["verdict"] == "cannot_tell" and few["advised"] | {"smallest": 0} == {
@@ -131,7 +136,7 @@ def test_short_because_the_task_is_short():
         "rows_needed": 299,
         "reason": "too_few_rows",
     }
-    assert any("20 rows cannot show that any cap cuts at most 1 %" in sentence for sentence in few["words"])
+    assert any("can prove a share of 13.9 % at best; 1 % takes 299 rows" in sentence for sentence in few["words"])
 
 
 def test_thirty_five_per_cent_cut_is_not_reported_as_none():
@@ -149,12 +154,13 @@ def test_thirty_five_per_cent_cut_is_not_reported_as_none():
     assert found["truncated"]["rows"] == 70 and share["value"] == 0.35
     assert (share["low"], share["high"]) == pytest.approx((0.2872, 0.4184), abs=5e-4)
     advice = found["advice"]
-    assert (advice["verdict"], advice["cause"], advice["advised"]["cap"]) == ("too_small", "cap", None)
+    assert (advice["verdict"], advice["typical"], advice["advised"]["cap"]) == ("too_small", "task", None)
     extend = advice["cost"]["extend"]
     assert advice["next_try"] == 4096 and extend["rows"] == 70
     assert not extend["at_most"] and extend["completion_tokens"] < 70 * 2048, "the tail model says how far they go on"
     assert found["lengths"]["completion"]["quantiles"]["p99"]["value"] is None
-    assert "35.0 % (28.7–41.8 %) are longer than the cap of 2,048" in advice["words"][0]
+    assert "35.0 % (28.7–41.8 %) are longer than the cap of 2,048, target 1 %: missed" in advice["words"][1]
+    assert advice["command"] == "eagle3-data extend RECIPE --max-new-tokens 4096"
 
 
 def test_costs_in_tokens_and_hours_and_the_context(report):
@@ -226,7 +232,13 @@ def test_unanswered_rows_of_a_run_count_as_censored(tmp_path):
     found = measure_lengths(run).to_dict()
     source = found["sources"]["B1_glaive"]
     assert source["rows"] == 500, "both splits are read"
-    assert source["unfinished"] == {"waiting": 80, "timed_out": 7, "failed": 3, "skipped": 10}
+    assert source["unfinished"] == {
+        "waiting": 80,
+        "timed_out": 7,
+        "failed": 3,
+        "skipped": 10,
+        "expected_known": False,
+    }
     assert not found["complete"] and "biased short" in found["remarks"][0]
     assert source["lengths"]["completion"]["waiting"] == 90, "skipped rows are not waited for"
     finished = measure_lengths(make_run(tmp_path / "done", 500, 500)).to_dict()
@@ -358,7 +370,7 @@ def test_card_page_and_json_state_the_same_numbers(report, tmp_path):
     assert to_text(stored, 120) == report.to_text(120)
     blocks = re.findall(r"^### (.+)\n\n(?:[^|#].*\n\n)?((?:\|.*\n)+)", card, flags=re.M)
     tables = report_tables(stored)
-    assert len(blocks) == len(tables) == len(page.tables)
+    assert len(blocks) == len(tables) == len(page.tables) - 2, "the page shows the two of the terminal as well"
     for table, (title, lines) in zip(tables, blocks, strict=True):
         in_card = [[c.strip().replace("**", "") for c in line.strip("|").split("|")] for line in lines.splitlines()]
         del in_card[1]
@@ -370,16 +382,18 @@ def test_card_page_and_json_state_the_same_numbers(report, tmp_path):
         low, high = (completion["quantiles"]["p50"][side] for side in ("low", "high"))
         assert rows["median"][index] == f"{completion['quantiles']['p50']['value']:,} ({low:,}–{high:,})"
         for sentence in stored["sources"][name]["advice"]["words"]:
-            assert sentence in card and sentence in " ".join(report.to_text(100_000).split())
+            assert sentence in card and sentence in " ".join(report.to_text(100_000, full=True).split())
 
 
 def test_terminal_view_is_compact_and_complete(report):
     text = report.to_text(100)
-    assert max(map(len, text.splitlines())) <= 100 and len(text.splitlines()) < 90
-    for name in ("B1_glaive", "whole", "Reasoning tokens", ">4,096", "median", "4,000"):
+    assert max(map(len, text.splitlines())) <= 100 and len(text.splitlines()) <= 35
+    for name in ("B1_glaive", "whole", "thinking", ">4,096", "median", "fit 4,096", "≥"):
         assert name in text
+    assert text.index("eagle3-data extend") < text.index("Output tokens"), "what to do comes first"
     plain = measure_lengths(dataset({**columns("a", 30, 90, 100), "reasoning_tokens": [0] * 30}))
-    assert "Reasoning" not in plain.to_text() and "No row holds reasoning" in plain.to_text()
+    assert "thinking" not in plain.to_text(), "nothing is said of what is not there"
+    assert "Reasoning" not in plain.to_text(full=True) and "Answer" not in plain.to_text(full=True)
     assert plain.to_dict()["sources"]["a"]["advice"]["cost"]["extend"]["at_most"], "too few rows for a tail model"
     assert "p99.9" in report.to_text(120, full=True) and "p99.9" not in text
 
@@ -388,28 +402,27 @@ def test_tables_are_never_cut_and_names_wrap_only_where_they_must(report, monkey
     monkeypatch.delenv("COLUMNS", raising=False)
     long = "a_source_with_quite_a_long_name_indeed"
     named = measure_lengths(dataset(columns(long, 300, 300_000, 10**6), columns("b", 300, 90_000, 10**6)))
-    assert named.to_text().count(f" {long} ") >= 5, "to a file or a pipe tables are as wide as they need be"
+    assert named.to_text().count(f" {long} ") == 2, "to a file or a pipe tables are as wide as they need be"
     narrow = named.to_text(80)
-    assert f" {long} " not in narrow.split("•")[0] and f" {long[:24]}" in narrow
+    assert f"\n {long} " not in narrow and f"\n {long[:24]}" in narrow
     row = next(line for line in narrow.splitlines() if line.startswith(" whole"))
-    assert wording.share_with_interval(named.to_dict()["whole"]["truncated"]["share"]) in row
-    prose = [line for line in report.to_text().splitlines() if line.startswith("•")]
-    assert max(map(len, prose)) <= 120
+    assert wording.share(named.to_dict()["whole"]["truncated"]["share"]["value"]) in row
+    assert max(map(len, report.to_text(full=True).split("Rows and truncation")[0].splitlines())) <= 120
 
 
 def test_rows_cut_by_lower_caps_are_not_called_short_by_task():
     found = measure_lengths(dataset(columns("a", 1500, 400, 300), columns("a", 1500, 400, 10_240, seed=1))).to_dict()
     advice = found["sources"]["a"]["advice"]
-    assert advice["cap"] == 10_240 and advice["verdict"] == "enough" and advice["cause"] == "cap"
-    assert "were cut by a lower cap and not extended" in advice["words"][0]
+    assert advice["cap"] == 10_240 and advice["verdict"] == "enough" and advice["typical"] == "cap"
+    assert "were cut by a lower cap and not extended" in advice["words"][1]
     long = measure_lengths(dataset(columns("a", 3000, 4000, 10**6))).to_dict()["sources"]["a"]["advice"]
-    assert long["cause"] == "task" and long["words"][0].startswith("a is as long as the task makes it: half of")
+    assert long["typical"] == "task"
     full = columns("a", 400, 4000, 3000)
     full |= {"finish_reason": [reason.replace("cap", "context") for reason in full["finish_reason"]]}
     stated = {"engine": {"context_length": 3400}, "extent": {"sources": {"a": {"max_new_tokens": 9000}}}}
     context = measure_lengths(dataset(full), manifest=stated).to_dict()["sources"]["a"]["advice"]
-    assert context["cause"] == "context" and context["next_try"] is None and context["cost"]["extend"] is None
-    assert "not by the cap" in context["words"][0] and "are longer than the cap of 9,000" in context["words"][0]
+    assert context["typical"] == context["action"] == "context" and context["next_try"] is None
+    assert "cut by the context length" in context["words"][0] and context["cost"]["extend"] is None
     extended = {"extent": {"sources": {"a": {"max_new_tokens": 100, "extended_to": 5000}}}}
     after = measure_lengths(dataset(columns("a", 300, 400, 300)), manifest=extended).to_dict()
     assert after["sources"]["a"]["advice"]["cap"] == 5000
@@ -420,7 +433,7 @@ def test_no_answers_yet_is_said_and_not_a_crash(tmp_path):
     shutil.rmtree(run.path / "records")
     found = measure_lengths(run)
     assert found.to_dict()["sources"]["B1_glaive"]["unfinished"]["waiting"] == 40
-    assert "has no answers yet" in found.to_text() and "–" in found.to_markdown()
+    assert "no answers yet" in found.to_text() and "–" in found.to_markdown()
     page = render_page(found)
     assert "has no answers yet" in page and "<img" not in page, "there is nothing to draw"
     assert found.to_dict()["sources"]["B1_glaive"]["lengths"]["completion"]["mean"]["value"] is None
@@ -547,3 +560,4 @@ def test_words_are_made_of_the_numbers_alone(report):
     for name, section in report.to_dict()["sources"].items():
         advice = dict(section["advice"])
         assert advice.pop("words") == advice_sentences(name, json.loads(json.dumps(advice)))
+        assert advice.pop("line") == advice_line(advice)

@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from eagle3_data.lengths.statistics.clusters import INDEPENDENT, DesignEffect
 from eagle3_data.lengths.statistics.distribution import Floats, Ints, LengthCounts
 from eagle3_data.lengths.statistics.intervals import CONFIDENCE, Interval, beta_quantile, wilson
 
@@ -103,6 +104,21 @@ class _Product:
             np.where(none, 0.0, moments.variance),
         )
 
+    def effective(self, lengths: ArrayLike, design: Floats, *, upper: bool) -> Moments:
+        """Return the moments of Clopper and Pearson's limits on the effective number of rows, for dependent rows.
+
+        Korn and Graubard (Survey Methodology 1998): rows divided by the design effect, as if they were independent.
+        """
+        share, variance = self.at(self.survival, 1.0, lengths), self.binomial_variance(lengths)
+        rows = np.where(variance > 0, share * (1 - share) / np.where(variance > 0, variance, 1.0), self.rows) / design
+        mean = (share * rows + upper) / (rows + 1)
+        complement = ((1 - share) * rows + (not upper)) / (rows + 1)
+        if upper:
+            return Moments(mean, complement, mean * complement / (rows + 2))
+        none = self.remaining(lengths) <= 0
+        mean, complement = np.where(none, 0.0, mean), np.where(none, 1.0, complement)
+        return Moments(mean, complement, mean * complement / (rows + 2))
+
     def binomial_variance(self, lengths: ArrayLike) -> Floats:
         """Greenwood's variance of S, float64 (k,)."""
         survival = self.at(self.survival, 1.0, lengths)
@@ -120,10 +136,13 @@ class SourceCurve:
 
     `survival` is the estimate, in which a row of unknown length stands for the others. `optimistic` ends such rows at
     what is known of them and `pessimistic` never ends them: the truth of *these* rows lies between, whatever it is.
+    Rows that would never end are left out: the population is the answers that end. Where rows are not independent,
+    `design` says how much larger variances are.
     """
 
-    def __init__(self, counts: LengthCounts) -> None:
-        self.counts = counts
+    def __init__(self, counts: LengthCounts, design: DesignEffect | None = None) -> None:
+        counts = counts.ending()
+        self.counts, self.design = counts, design or INDEPENDENT
         values, ended, cut, loose = counts.values, counts.ended, counts.cut, counts.loose
         if counts.waiting and (not len(values) or values[0] > 0):
             values, ended, cut, loose = (np.concatenate(([0], part)) for part in (values, ended, cut, loose))
@@ -169,22 +188,27 @@ class SourceCurve:
 
     def lower_moments(self, lengths: ArrayLike) -> Moments:
         """Return the moments of the distribution whose quantile is the lower limit of S."""
+        if self.design is not INDEPENDENT:
+            return self._optimistic.effective(lengths, self.design.at(lengths), upper=False)
         return self._optimistic.lower(lengths)
 
     def upper_moments(self, lengths: ArrayLike) -> Moments:
         """Return the moments of the distribution whose quantile is the upper limit of S."""
+        if self.design is not INDEPENDENT:
+            return self._pessimistic.effective(lengths, self.design.at(lengths), upper=True)
         return self._pessimistic.upper(lengths)
 
     def binomial_variance(self, lengths: ArrayLike, *, upper: bool) -> Floats:
-        """Return Greenwood's variance of the pessimistic (`upper`) or optimistic curve."""
+        """Return Greenwood's variance of the pessimistic (`upper`) or optimistic curve, times the design effect."""
         product = self._pessimistic if upper else self._optimistic
-        return product.binomial_variance(lengths)
+        return product.binomial_variance(lengths) * self.design.at(lengths)
 
     def certain_rows(self, at: ArrayLike) -> float:
         """Return the rows behind a share of 1 (those still seen at `at`) or of 0 (all), where no variance tells."""
+        effect = float(np.max(self.design.at(at)))
         if float(np.min(self.survival(at))) < 1:
-            return max(self.rows, 1)
-        return max(float(np.min(self._estimate.remaining(at))), 0.0)
+            return max(self.rows, 1) / effect
+        return max(float(np.min(self._estimate.remaining(at))), 0.0) / effect
 
 
 class MixtureCurve:

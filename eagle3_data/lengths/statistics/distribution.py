@@ -1,10 +1,10 @@
 """Lengths as counts: how many rows ended at a length, and how many are only known to be longer.
 
 Lengths are small integers, so a table of counts holds ten million rows exactly in some kilobytes, and every statistic
-of this room is computed from it. Goes in: arrays of lengths and flags, batch by batch. Comes out: `LengthCounts`.
+of this package is computed from it. Goes in: arrays of lengths and flags, batch by batch. Comes out: `LengthCounts`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
@@ -33,7 +33,10 @@ class LengthCounts:
         cut: int64 (k,), rows cut there by a cap: their length is greater, and where they were cut says nothing more
             about it (independent censoring).
         loose: int64 (k,), rows at least that long whose censoring may depend on their length, such as an answer cut by
-            a cap that its own thinking used up. They widen the bounds of an estimate.
+            a cap that its own thinking used up, or by a context that a longer prompt leaves less of. They widen the
+            bounds of an estimate.
+        stuck: int64 (k,), rows of that recorded length that would never end, such as a loop. The population of every
+            estimate is the answers that end, so these are counted and kept apart.
         waiting: rows of which nothing is known: not answered yet, timed out, failed. They widen the bounds too.
     """
 
@@ -41,34 +44,51 @@ class LengthCounts:
     ended: Ints
     cut: Ints
     loose: Ints
+    stuck: Ints
     waiting: int = 0
 
     @classmethod
-    def from_arrays(cls, lengths: ArrayLike, censored: ArrayLike | None = None, *, waiting: int = 0) -> Self:
+    def from_arrays(
+        cls,
+        lengths: ArrayLike,
+        censored: ArrayLike | None = None,
+        *,
+        loose: ArrayLike | None = None,
+        stuck: ArrayLike | None = None,
+        waiting: int = 0,
+    ) -> Self:
         """Count an array of lengths.
 
         Args:
             lengths: integers (n,), tokens.
             censored: booleans (n,), True where the length is a lower bound because a cap cut the row.
+            loose, stuck: booleans (n,), rows of these kinds; they win over `censored`.
             waiting: rows of which nothing is known.
 
         Raises:
             DataError: a length is negative, fractional or absurd, or the arrays differ in shape.
         """
         array = checked_lengths(lengths)
-        flags = np.zeros(array.shape, bool) if censored is None else np.asarray(censored, dtype=bool)
-        if array.shape != flags.shape:
-            raise DataError(f"lengths have shape {array.shape} and censored {flags.shape}; give one flag a length")
+        flags = [
+            np.zeros(array.shape, bool) if given is None else np.asarray(given, dtype=bool)
+            for given in (censored, loose, stuck)
+        ]
+        for flag in flags:
+            if array.shape != flag.shape:
+                raise DataError(f"lengths have shape {array.shape} and censored {flag.shape}; give one flag a length")
+        kind = np.zeros(len(array), np.int8)
+        for code, flag in enumerate(flags, start=1):
+            kind[flag] = code
         values, index = np.unique(array, return_inverse=True)
         index = index.reshape(-1)
-        cut = np.bincount(index[flags], minlength=len(values)).astype(np.int64)
-        ended = np.bincount(index[~flags], minlength=len(values)).astype(np.int64)
-        return cls(values, ended, cut, np.zeros_like(cut), waiting)
+        columns = [np.bincount(index[kind == code], minlength=len(values)).astype(np.int64) for code in range(4)]
+        ended, cut, loose, stuck = columns
+        return cls(values, ended, cut, loose, stuck, waiting)
 
     @property
     def recorded(self) -> Ints:
         """int64 (k,), rows with that recorded length, whether it is the whole or a part."""
-        return self.ended + self.cut + self.loose
+        return self.ended + self.cut + self.loose + self.stuck
 
     @property
     def rows(self) -> int:
@@ -109,10 +129,18 @@ class LengthCounts:
         keep = self.values <= cap
         longer = int(self.recorded[~keep].sum())
         values = np.append(self.values[keep], cap)
-        ended, cut, loose = (np.append(part[keep], 0) for part in (self.ended, self.cut, self.loose))
-        cut[-1] = longer
-        values, ended, cut, loose = merge(values, ended, cut, loose)
-        return LengthCounts(values, ended, cut, loose, self.waiting)
+        columns = (self.ended, self.cut, self.loose, self.stuck)
+        ended, cut, loose, stuck = (np.append(part[keep], 0) for part in columns)
+        stuck[-1] = int(self.stuck[~keep].sum())
+        cut[-1] = longer - stuck[-1]
+        values, ended, cut, loose, stuck = merge(values, ended, cut, loose, stuck)
+        return LengthCounts(values, ended, cut, loose, stuck, self.waiting)
+
+    def ending(self) -> "LengthCounts":
+        """Return these rows without those that would never end: the population of every estimate."""
+        if not self.stuck.any():
+            return self
+        return replace(self, stuck=np.zeros_like(self.stuck))
 
 
 def checked_lengths(lengths: ArrayLike) -> Ints:
@@ -146,26 +174,27 @@ class Tally:
     """Adds lengths up, batch by batch, into dense counts; memory goes with the longest length, never with the rows."""
 
     def __init__(self) -> None:
-        self._counts = [np.zeros(0, np.int64)] * 3  # ended, cut, loose; index is the length
+        self._counts = [np.zeros(0, np.int64)] * 4  # ended, cut, loose, stuck; index is the length
         self.waiting = 0
 
-    def add(self, lengths: Ints, cut: Flags | None = None, loose: Flags | None = None) -> None:
+    def add(
+        self, lengths: Ints, cut: Flags | None = None, loose: Flags | None = None, stuck: Flags | None = None
+    ) -> None:
         """Count a batch.
 
         Args:
             lengths: int64 (n,), tokens, checked by the caller with `checked_lengths`.
-            cut, loose: booleans (n,), see `LengthCounts`; a row of neither has ended.
+            cut, loose, stuck: booleans (n,), see `LengthCounts`; of several the last one counts, and a row of none has
+                ended.
         """
         if not len(lengths):
             return
-        parts: list[Ints]
-        if cut is None and loose is None:
-            parts = [lengths]
-        else:
-            none = np.zeros(len(lengths), bool)
-            cut, loose = none if cut is None else cut, none if loose is None else loose
-            parts = [lengths[~(cut | loose)], lengths[cut & ~loose], lengths[loose]]
-        for row, part in enumerate(parts):
+        kind = np.zeros(len(lengths), np.int8)
+        for code, flags in enumerate((cut, loose, stuck), start=1):
+            if flags is not None:
+                kind[flags] = code
+        for row in range(4):
+            part = lengths[kind == row]
             if not len(part):
                 continue
             counted, before = np.bincount(part), self._counts[row]
@@ -177,7 +206,8 @@ class Tally:
         """Return the table counted so far."""
         present = [np.flatnonzero(counted) for counted in self._counts]
         values = np.unique(np.concatenate(present)).astype(np.int64)
-        ended, cut, loose = (np.zeros(len(values), np.int64) for _ in self._counts)
-        for column, counted, at in zip((ended, cut, loose), self._counts, present, strict=True):
+        columns = [np.zeros(len(values), np.int64) for _ in self._counts]
+        for column, counted, at in zip(columns, self._counts, present, strict=True):
             column[np.searchsorted(values, at)] = counted[at]
-        return LengthCounts(values, ended, cut, loose, self.waiting)
+        ended, cut, loose, stuck = columns
+        return LengthCounts(values, ended, cut, loose, stuck, self.waiting)

@@ -72,17 +72,6 @@ def share_interval(hits: float, rows: float, confidence: float = CONFIDENCE) -> 
     return Interval(hits / rows, float(low), float(high))
 
 
-def wilson_coverage(share: float, rows: int, confidence: float = CONFIDENCE) -> float:
-    """Return how often Wilson's interval covers a true `share` in samples of `rows`, summed over all outcomes."""
-    hits = np.arange(rows + 1)
-    low, high = wilson(hits / rows, rows, confidence)
-    inside = np.flatnonzero((low <= share) & (share <= high))
-    if not len(inside):
-        return 0.0
-    below = bdtr(inside[0] - 1, rows, share) if inside[0] > 0 else 0.0
-    return float(bdtr(inside[-1], rows, share) - below)
-
-
 def order_statistics(p: float, rows: int, confidence: float = CONFIDENCE) -> tuple[int | None, int | None]:
     """Return the ranks (1-based) of the order statistics that bound the p-quantile of any distribution.
 

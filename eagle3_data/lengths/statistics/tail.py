@@ -24,6 +24,7 @@ SHARE_ENDED: Final = 0.2
 REPETITIONS: Final = 200
 # Limits further apart than this factor, or two models that differ by its root, are no forecast.
 TRUST_FACTOR: Final = 4.0
+_REJECTED: Final = 0.05
 _LIGHTEST: Final = -0.5  # below this shape the likelihood has no regular maximum
 
 
@@ -68,6 +69,11 @@ class TailModel:
     lognormal: tuple[float, float]
     draws: Floats
     trusted_until: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the data do not reject the model."""
+        return self.p_value >= _REJECTED
 
     def survival(self, lengths: Ints | Floats) -> Floats:
         """Return P(length > x) for lengths above the threshold, float64 (k,)."""
@@ -277,7 +283,7 @@ def _bootstrap(
 
 
 def _trusted_until(model: TailModel, until: int) -> int:
-    if model.p_value < 0.05:
+    if not model.fits:
         return until
     lengths = until * np.geomspace(1.0, 16.0, 200)
     low, high = model.survival_limits(lengths)

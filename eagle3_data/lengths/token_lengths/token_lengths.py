@@ -108,6 +108,7 @@ class TokenLengths(evaluate.Measurement):  # type: ignore[misc]
                 **{name: arrays[name] if given[name] else zeros for name in _LENGTHS[:3]},
                 "tool_calls": zeros,
                 "max_new_tokens": zeros,
+                "loop_tokens": zeros,
             },
             np.maximum(arrays["cut"], 0),
             [Outcome.STOP.label, Outcome.LENGTH_CAP.label],

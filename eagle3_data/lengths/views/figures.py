@@ -142,24 +142,14 @@ def histogram(report: LengthReport, measure: str) -> "Figure":
         _log_axis(axes, shortest, reach)
         _percent_axis(axes)
         cap = advice["cap"]
-        cut = int(counts.cut.sum() + counts.loose.sum())
+        cut = int(counts.recorded.sum() - counts.ended.sum())
         title = f"{name}: {wording.tokens(counts.rows)} rows"
         if measure == "completion" and cap is not None:
-            title += f", {wording.share(cut / counts.rows if counts.rows else None)} cut"
+            # In the title, where no bar can be: beside the line it would lie on the bars of a source that is cut.
+            share = wording.share(cut / counts.rows if counts.rows else None)
+            title += f", {share} cut (cap {wording.tokens(cap)}, dashed)"
             axes.axvline(cap, color=_CUT, linestyle="--", linewidth=1.2)
             axes.axvspan(cap, axes.get_xlim()[1], color=_CUT, alpha=0.07, linewidth=0)
-            axes.annotate(
-                f"cap {wording.tokens(cap)}",
-                (cap, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(-4, -3),
-                textcoords="offset points",
-                ha="right",
-                va="top",
-                color=_CUT,
-                fontsize=9,
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
-            )
         axes.set_title(title)
         axes.set_ylabel("rows")
     panels[-1].set_xlabel(f"{MEASURE_TITLES[measure].lower()} (log scale)")
@@ -178,7 +168,7 @@ def _bars(axes: "Axes", counts: LengthCounts, edges: Floats, colour: str) -> Non
     rows = max(counts.rows, 1)
     at = np.maximum(counts.values, 1)
     ended = np.histogram(at, edges, weights=counts.ended)[0] / rows
-    cut = np.histogram(at, edges, weights=counts.cut + counts.loose)[0] / rows
+    cut = np.histogram(at, edges, weights=counts.recorded - counts.ended)[0] / rows
     axes.stairs(ended, edges, fill=True, color=colour)
     if cut.any():
         top = np.where(cut > 0, ended + cut, np.nan)

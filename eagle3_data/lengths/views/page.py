@@ -15,6 +15,7 @@ from eagle3_data.lengths.report import LengthReport
 from eagle3_data.lengths.statistics.comparison import NOTE, Comparison, comparison_tables
 from eagle3_data.lengths.views import wording
 from eagle3_data.lengths.views.tables import Table, report_tables
+from eagle3_data.lengths.views.text import compact_tables, cut_caps
 from eagle3_data.run_folder import atomic_file
 
 _TEMPLATE: Final = Path(__file__).with_name("page.html.j2")
@@ -25,7 +26,12 @@ _CAPTIONS: Final = {
     "reasoning_histogram": "Reasoning lengths; hatched rows were cut while thinking",
     "prompt_histogram": "Prompt lengths",
 }
-_VERDICTS: Final = {"enough": "cap is enough", "too_small": "cap is too small", "cannot_tell": "cannot tell yet"}
+_VERDICTS: Final = {
+    "enough": "cap is enough",
+    "likely": "cap is likely enough",
+    "too_small": "cap is too small",
+    "cannot_tell": "cannot tell yet",
+}
 
 
 def render_page(report: LengthReport, title: str = "Lengths", comparison: Comparison | None = None) -> str:
@@ -50,6 +56,7 @@ def render_page(report: LengthReport, title: str = "Lengths", comparison: Compar
         sources=[_source(name, section) for name, section in values["sources"].items()],
         figures=[(name, caption, drawn[name]) for name, caption in _CAPTIONS.items() if name in drawn],
         missing=missing,
+        compact=[_table(table) for table in compact_tables(values)],
         tables=[_table(table) for table in report_tables(values)],
         comparison=_comparison(comparison.to_dict()) if comparison else None,
         wording=wording,
@@ -72,12 +79,14 @@ def _source(name: str, section: dict[str, Any]) -> dict[str, Any]:
         "name": name,
         "verdict": advice["verdict"],
         "badge": _VERDICTS[advice["verdict"]],
+        "line": advice["line"].replace(" %", "\u00a0%"),
+        "command": advice["command"],
         "words": [sentence.replace(" %", "\u00a0%") for sentence in advice["words"]],
         "facts": [
             ("rows", wording.tokens(section["rows"])),
             ("median", wording.tokens_with_interval(completion["quantiles"]["p50"], completion["known_until"])),
             ("truncated", wording.share_with_interval(section["truncated"]["share"]).replace(" %", "\u00a0%")),
-            ("cap", wording.tokens(advice["cap"])),
+            ("cap of the cut rows", cut_caps(section)),
         ],
     }
 

@@ -16,6 +16,7 @@ MEASURE_TITLES: Final = {
     "reasoning": "Reasoning tokens",
     "answer": "Answer tokens",
 }
+FITS: Final = (2048, 4096, 8192, 16384)  # training lengths whose share of whole rows is always said
 Section = Mapping[str, Any]
 
 
@@ -38,12 +39,26 @@ def sections(values: Mapping[str, Any]) -> dict[str, Section]:
 
 
 def report_tables(values: Mapping[str, Any]) -> list[Table]:
-    """Return every table of a report."""
+    """Return every table of a report, but for measures that are empty or equal to another."""
+    return [overview(values), *(distribution(values, measure) for measure in measures(values)), cutoffs(values)]
+
+
+def measures(values: Mapping[str, Any]) -> list[str]:
+    """Return the measures that say something: no reasoning means that the answer is the completion."""
+    whole = values["whole"]
+    thinks = bool(whole["tokens"]["reasoning"])
     return [
-        overview(values),
-        *(distribution(values, measure) for measure in MEASURE_TITLES),
-        cutoffs(values),
+        name
+        for name in MEASURE_TITLES
+        if (thinks or name in ("prompt", "completion")) and (name != "prompt" or whole["lengths"]["prompt"]["count"])
     ]
+
+
+def at_least(lengths: Mapping[str, Any], key: str) -> str:
+    """Write mean, sd or max of recorded lengths, a lower bound where rows were cut."""
+    bound = lengths["cut"] or lengths["lower_bounds_only"]
+    value = lengths[key]["value"] if key == "mean" else lengths[key]
+    return f"≥{wording.tokens(value)}" if bound and value is not None else wording.tokens(value)
 
 
 def _table(
@@ -74,10 +89,15 @@ def overview(values: Mapping[str, Any]) -> Table:
         "completion tokens": lambda s: wording.tokens(s["tokens"]["completion"]),
         "**truncated**": hits("truncated"),
         **{f"finish_reason {reason}": hits("finish_reasons", reason) for reason in FINISH_REASONS},
-        "rows with thinking": hits("thinking"),
-        "thinking cut off": hits("thinking", "unfinished"),
-        "rows with tool calls": hits("tool_calls"),
+        **({"cut in a loop": hits("looping")} if values["whole"]["looping"]["rows"] else {}),
+        **(
+            {"rows with thinking": hits("thinking"), "thinking cut off": hits("thinking", "unfinished")}
+            if values["whole"]["tokens"]["reasoning"]
+            else {}
+        ),
+        **({"rows with tool calls": hits("tool_calls")} if values["whole"]["tool_calls"]["rows"] else {}),
         "largest max_new_tokens": lambda s: wording.tokens(s["budgets"]["max"]),
+        "cap of the cut rows": lambda s: wording.tokens(s["budgets_of_cut"]["max"]),
     }
     if not values["complete"]:
         rows |= {
@@ -106,16 +126,25 @@ def distribution(values: Mapping[str, Any], measure: str) -> Table:
     first = of(values["whole"])
     rows: dict[str, Callable[[Section], str]] = {
         "rows": lambda s: wording.tokens(of(s)["count"]),
-        "mean": lambda s: wording.tokens_with_interval(of(s)["mean"]),
-        "sd": lambda s: wording.tokens(of(s)["sd"]),
+        "mean": lambda s: _mean(of(s)),
+        "sd": lambda s: at_least(of(s), "sd"),
         "min": lambda s: wording.tokens(of(s)["min"]),
     }
     rows |= {"median" if name == "p50" else name: quantile(name) for name in _ascending(first["quantiles"])}
-    rows["max"] = lambda s: wording.tokens(of(s)["max"])
+    rows["max"] = lambda s: at_least(of(s), "max")
     rows |= {f"under {wording.tokens(int(limit))}": under(limit) for limit in _ascending(first["under"])}
     if first["cut"] or first["lower_bounds_only"]:
         rows["lower bounds only"] = lambda s: wording.tokens(of(s)["cut"] + of(s)["lower_bounds_only"])
+    if first["stuck"]:
+        rows["never end (not counted above)"] = lambda s: wording.tokens(of(s)["stuck"])
     return _table(values, measure, MEASURE_TITLES[measure], rows, _note(first))
+
+
+def _mean(lengths: Mapping[str, Any]) -> str:
+    bound = at_least(lengths, "mean")
+    if bound.startswith("≥") or not lengths["mean_ok"]:
+        return bound
+    return wording.tokens_with_interval(lengths["mean"])
 
 
 def _ascending(named: Iterable[str]) -> list[str]:
@@ -124,6 +153,15 @@ def _ascending(named: Iterable[str]) -> list[str]:
 
 
 def _note(first: Mapping[str, Any]) -> str:
+    heavy = (
+        "The mean has no interval: the tail is so heavy that a few rows decide it (Cochran's rule); use the median."
+        if first["count"] and not first["mean_ok"]
+        else ""
+    )
+    return " ".join(part for part in (_cut_note(first), heavy) if part)
+
+
+def _cut_note(first: Mapping[str, Any]) -> str:
     if first["lower_bounds_only"]:
         return (
             "Cut rows give lower bounds only, and how long an answer could grow before the cap depends on the "

@@ -16,112 +16,107 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from eagle3_data.lengths.views import wording
-from eagle3_data.lengths.views.tables import MEASURE_TITLES, Table, report_tables, sections
+from eagle3_data.lengths.views.advice import cost_short
+from eagle3_data.lengths.views.tables import FITS, Table, at_least, report_tables, sections
 
 _PROSE_WIDTH: Final = 120
 _JOINED: Final = "\ue000"  # stands for a space at which no line may end; rich breaks at any that Unicode knows
 _NAME_WIDTH: Final = 24  # names are wrapped no narrower than this
-_SHOWN: Final = ("p5", "p25", "p50", "p75", "p95", "p99")
+_COMMAND_INDENT: Final = "  "
 
 
 def to_text(values: Mapping[str, Any], width: int | None = None, *, full: bool = False) -> str:
-    """Return a report for a terminal.
+    """Return a report for a terminal: what to do first, then the figures.
 
     Args:
         values: `LengthReport.to_dict()`.
         width: columns; by default this terminal's, at least 80, and where there is none (a file, a pipe) as many as
             the tables need.
-        full: every table with every interval, instead of the compact view.
+        full: every table with every interval and every sentence, instead of the compact view.
     """
     printer = Printer(width)
-    for table in report_tables(values) if full else compact_tables(values, printer.width):
-        printer.table(table)
+    sources = values["sources"]
+    records, written = values["whole"]["rows"], values["whole"]["tokens"]["completion"]
+    printer.line(
+        f"Lengths of {wording.count(records, 'record')} from {wording.count(len(sources), 'source')}, "
+        f"{wording.short(written)} output tokens; intervals at {wording.percent(values['confidence'])}"
+    )
+    printer.line("")
+    for name, section in sources.items():
+        advice = section["advice"]
+        if full:
+            printer.line("• " + " ".join(advice["words"]))
+            continue
+        printer.line(f"{name}: {advice['line']}")
+        if advice["command"]:
+            printer.command(advice["command"], cost_short(advice))
     for line in values["remarks"]:
         printer.line(f"• {line}")
-    for section in values["sources"].values():
-        printer.line("")
-        printer.line("• " + " ".join(section["advice"]["words"]))
+    for table in report_tables(values) if full else compact_tables(values, printer.width):
+        printer.table(table)
+    if not full:
+        printer.line("Why, and every interval: --full; as a page: --html F")
     return printer.text()
 
 
 def compact_tables(values: Mapping[str, Any], width: int = 0) -> list[Table]:
-    """Return the tables of the compact view: truncation, the four distributions, shares under thresholds.
+    """Return the tables of the compact view: completions and their cap, prompts and what fits a context.
 
-    Where `width` columns (0: any number) are too few for them, p99 and the shares of rows and tokens are left out.
+    Where `width` columns (0: any number) are too few, intervals are left out, then the mean and p99.
     """
-    wide = _truncation(values, wide=True)
-    fits = not width or natural_width(wide) <= width
-    return [wide if fits else _truncation(values, wide=False), *_distributions(values)]
+    forms = [_completions(values, detail) for detail in (2, 1, 0)]
+    completions = next((form for form in forms if not width or natural_width(form) <= width), forms[-1])
+    return [completions, *([_prompts(values)] if values["whole"]["lengths"]["prompt"]["count"] else [])]
 
 
-def _truncation(values: Mapping[str, Any], *, wide: bool) -> Table:
-    shown = sections(values)
-    several = len(shown) > 1 and wide
-    caps = {name: section["advice"]["cap"] for name, section in values["sources"].items()}
-    rows = [
-        [
+def _completions(values: Mapping[str, Any], detail: int) -> Table:
+    thinks = bool(values["whole"]["tokens"]["reasoning"])
+
+    def row(name: str, section: Mapping[str, Any]) -> list[str]:
+        lengths = section["lengths"]["completion"]
+        quantiles, until = lengths["quantiles"], lengths["known_until"]
+        share = section["truncated"]["share"]
+        return [
             name,
             wording.tokens(section["rows"]),
-            *([wording.share(section["row_share"]), wording.share(section["token_share"])] if several else []),
-            wording.tokens(caps.get(name, max((cap for cap in caps.values() if cap is not None), default=None))),
-            wording.share_with_interval(section["truncated"]["share"]),
-            *(
-                wording.tokens_with_interval(
-                    section["lengths"]["completion"]["quantiles"][q], section["lengths"]["completion"]["known_until"]
-                )
-                for q in (("p50", "p99") if wide else ("p50",))
-            ),
+            wording.tokens_with_interval(quantiles["p50"], until) if detail else _quantile(lengths, "p50"),
+            _quantile(lengths, "p95"),
+            *([_quantile(lengths, "p99"), at_least(lengths, "mean")] if detail else []),
+            wording.share_with_interval(share) if detail > 1 else wording.share(share["value"]),
+            cut_caps(section),
+            *([wording.share(section["thinking"]["share_of_completion_tokens"])] if thinks else []),
         ]
-        for name, section in shown.items()
-    ]
-    percent = wording.percent(values["confidence"])
-    columns = [
-        "rows",
-        *(["of all rows", "of all tokens"] if several else []),
-        "cap",
-        "truncated",
-        "median",
-        *(["p99"] if wide else []),
-    ]
-    return Table("truncation", f"Completions and their cap, with {percent} intervals", "source", columns, rows)
+
+    rows = [row(name, section) for name, section in sections(values).items()]
+    columns = ["rows", "median", "p95", *(["p99", "mean"] if detail else []), "cut", "at cap"]
+    return Table("truncation", "Output tokens", "source", [*columns, *(["thinking"] if thinks else [])], rows)
 
 
-def _distributions(values: Mapping[str, Any]) -> list[Table]:
-    shown = sections(values)
-    tables = []
-    thinks = bool(values["whole"]["tokens"]["reasoning"])
-    measures = [name for name in MEASURE_TITLES if thinks or name in ("prompt", "completion")]
-    for measure in measures:
-        title = MEASURE_TITLES[measure]
-        rows = [[name, *_cells(section["lengths"][measure])] for name, section in shown.items()]
-        names = ["mean", "sd", "min", *("median" if q == "p50" else q for q in _SHOWN), "max"]
-        note = "" if thinks or measure == "prompt" else "No row holds reasoning, so the answer is the completion."
-        tables.append(Table(measure, title, "source", names, rows, note))
-    limits = sorted(values["whole"]["lengths"]["completion"]["under"], key=int)
-    under = [
-        [f"{name} {measure}", *(_under(section["lengths"][measure]["under"][limit]) for limit in limits)]
-        for measure in measures
-        if measure != "answer"
-        for name, section in shown.items()
-    ]
-    tables.append(Table("under", "Shares of rows under", "", [wording.tokens(int(x)) for x in limits], under))
-    return tables
+def _quantile(lengths: Mapping[str, Any], name: str) -> str:
+    value, until = lengths["quantiles"][name]["value"], lengths["known_until"]
+    return wording.tokens(value) if value is not None or until is None else f">{wording.tokens(until)}"
 
 
-def _cells(lengths: Mapping[str, Any]) -> list[str]:
-    def quantile(name: str) -> str:
-        value = lengths["quantiles"][name]["value"]
-        until = lengths["known_until"]
-        return wording.tokens(value) if value is not None or until is None else f">{wording.tokens(until)}"
+def cut_caps(section: Mapping[str, Any]) -> str:
+    """Write the budgets that the cut rows had; where none was cut, the largest one."""
+    cut = section["budgets_of_cut"]
+    if cut["max"] is None:
+        return wording.tokens(section["budgets"]["max"] or None)
+    low, high = wording.tokens(cut["min"]), wording.tokens(cut["max"])
+    return high if low == high else f"{low}–{high}"
 
-    plain = [wording.tokens(lengths["mean"]["value"]), wording.tokens(lengths["sd"]), wording.tokens(lengths["min"])]
-    return [*plain, *(quantile(name) for name in _SHOWN), wording.tokens(lengths["max"])]
 
-
-def _under(cell: Mapping[str, Any]) -> str:
-    if cell["value"] is None and cell["low"]:
-        return f"≥{wording.share(cell['low'])}"
-    return wording.share(cell["value"])
+def _prompts(values: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, section in sections(values).items():
+        prompt = section["lengths"]["prompt"]
+        fits = [section["cutoffs"][str(limit)]["rows_whole"]["share"]["value"] for limit in FITS]
+        cells = [_quantile(prompt, "p50"), _quantile(prompt, "p95"), wording.tokens(prompt["max"])]
+        rows.append([name, *cells, *(wording.share(share) for share in fits)])
+    columns = ["median", "p95", "max", *(f"fit {wording.tokens(limit)}" for limit in FITS)]
+    return Table(
+        "fits", "Prompt tokens, and rows (prompt + output) that fit a training length", "source", columns, rows
+    )
 
 
 class Printer:
@@ -142,6 +137,11 @@ class Printer:
     def line(self, text: str) -> None:
         """Add a line, wrapped, though not between a number and its %."""
         self._add(Text(text.replace(" %", f"{_JOINED}%")), self.width or _PROSE_WIDTH)
+
+    def command(self, text: str, comment: str = "") -> None:
+        """Add a command, never wrapped, so that it can be copied; the comment where there is room for it."""
+        whole = f"{_COMMAND_INDENT}{text}   # {comment}"
+        self._parts.append(whole if comment and len(whole) <= (self.width or _PROSE_WIDTH) else _COMMAND_INDENT + text)
 
     def text(self) -> str:
         """Return what was added."""

@@ -16,6 +16,14 @@ def tokens(value: float | None) -> str:
     return f"{value:,.1f}"
 
 
+def short(value: float) -> str:
+    """Write a large number shortly: 950, 12.3k, 7.7M, 1.2B."""
+    for limit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= limit * 0.9995:
+            return f"{value / limit:.3g}{letter}" if value < limit * 999.5 else f"{value / limit:,.0f}{letter}"
+    return tokens(value)
+
+
 def share(value: float | None) -> str:
     """Write a share as a percentage with as many digits as its size deserves: 35 %, 1.2 %, 0.04 %."""
     if value is None:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from scipy import stats
+from support.coverage import wilson_coverage
 
 from eagle3_data.lengths import LengthCounts, choose_cap
 from eagle3_data.lengths.statistics.censoring import MixtureCurve, SourceCurve, quantile, share_above
 from eagle3_data.lengths.statistics.distribution import LONGEST
-from eagle3_data.lengths.statistics.intervals import order_statistics, wilson_coverage
+from eagle3_data.lengths.statistics.intervals import order_statistics
 from eagle3_data.lengths.statistics.tail import fit_tail
 
 REPETITIONS = 1000

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy import stats
+from support.coverage import wilson_coverage
 
 from eagle3_data.errors import DataError
 from eagle3_data.lengths import LengthCounts, choose_cap, rows_for_cap, rows_for_quantile, rows_for_share
@@ -15,7 +16,7 @@ from eagle3_data.lengths.statistics.censoring import (
     share_above,
 )
 from eagle3_data.lengths.statistics.distribution import QUANTILES, Tally
-from eagle3_data.lengths.statistics.intervals import mean_interval, order_statistics, share_interval, wilson_coverage
+from eagle3_data.lengths.statistics.intervals import mean_interval, order_statistics, share_interval
 from eagle3_data.lengths.statistics.tail import fit_tail
 
 
