@@ -244,7 +244,8 @@ def _verdict(curve: Curve, cap: int | None, target: float, confidence: float, ab
     if low > target:
         return "too_small"
     enough_rows = curve.rows >= rows_for_cap(target, confidence)
-    return "likely" if enough_rows and not curve.waiting and (above.value or 0.0) <= target else "cannot_tell"
+    met = above.value is not None and above.value <= target
+    return "likely" if enough_rows and not curve.waiting and met else "cannot_tell"
 
 
 def _typical(curve: SourceCurve) -> str:

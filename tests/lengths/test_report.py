@@ -157,7 +157,7 @@ def test_thirty_five_per_cent_cut_is_not_reported_as_none():
     assert (advice["verdict"], advice["typical"], advice["advised"]["cap"]) == ("too_small", "task", None)
     extend = advice["cost"]["extend"]
     assert advice["next_try"] == 4096 and extend["rows"] == 70
-    assert not extend["at_most"] and extend["completion_tokens"] < 70 * 2048, "the tail model says how far they go on"
+    assert extend["at_most"] and extend["completion_tokens"] == 70 * 2048, "no tail model fits, so all may go on"
     assert found["lengths"]["completion"]["quantiles"]["p99"]["value"] is None
     assert "35.0 % (28.7–41.8 %) are longer than the cap of 2,048, target 1 %: missed" in advice["words"][1]
     assert advice["command"] == "eagle3-data extend RECIPE --max-new-tokens 4096"
@@ -378,7 +378,7 @@ def test_card_page_and_json_state_the_same_numbers(report, tmp_path):
     rows = {row[0]: row for row in page.tables["completion"][1:]}
     for index, name in enumerate(stored["sources"], start=1):
         completion = stored["sources"][name]["lengths"]["completion"]
-        assert rows["max"][index] == wording.tokens(completion["max"])
+        assert rows["max"][index] == ("≥" if completion["cut"] else "") + wording.tokens(completion["max"])
         low, high = (completion["quantiles"]["p50"][side] for side in ("low", "high"))
         assert rows["median"][index] == f"{completion['quantiles']['p50']['value']:,} ({low:,}–{high:,})"
         for sentence in stored["sources"][name]["advice"]["words"]:
@@ -402,7 +402,7 @@ def test_tables_are_never_cut_and_names_wrap_only_where_they_must(report, monkey
     monkeypatch.delenv("COLUMNS", raising=False)
     long = "a_source_with_quite_a_long_name_indeed"
     named = measure_lengths(dataset(columns(long, 300, 300_000, 10**6), columns("b", 300, 90_000, 10**6)))
-    assert named.to_text().count(f" {long} ") == 2, "to a file or a pipe tables are as wide as they need be"
+    assert named.to_text().count(f" {long} ") >= 2, "to a file or a pipe tables are as wide as they need be"
     narrow = named.to_text(80)
     assert f"\n {long} " not in narrow and f"\n {long[:24]}" in narrow
     row = next(line for line in narrow.splitlines() if line.startswith(" whole"))
