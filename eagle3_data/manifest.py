@@ -116,6 +116,11 @@ class DrawReport(_Part):
     prompts: int = 0
     drawn: int = 0
     attribution: Any = None
+    files: Sequence[Mapping[str, Any]] = ()
+    files_of: int = 0  # of how many the files were chosen, 0 if all were read
+    screened: Mapping[str, int] = {}  # drawn prompts that the template or a benchmark refused, by reason
+    benchmarks: Sequence[Mapping[str, Any]] = ()  # searched for: name, revision, columns, rows
+    differences: Sequence[str] = ()  # where the counts are not those that the source states
 
     @property
     def short(self) -> bool:

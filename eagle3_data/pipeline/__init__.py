@@ -3,10 +3,10 @@
 from eagle3_data.pipeline.card import card
 from eagle3_data.pipeline.check import check
 from eagle3_data.pipeline.export import export
-from eagle3_data.pipeline.generate import extend, generate, load_target, merge
+from eagle3_data.pipeline.generate import extend, generate, merge
 from eagle3_data.pipeline.generated import Generated
 from eagle3_data.pipeline.lengths import measure
-from eagle3_data.pipeline.opening import Run, open_run
+from eagle3_data.pipeline.opening import Run, load_target, open_run
 from eagle3_data.pipeline.prepare import Prepared, prepare
 from eagle3_data.pipeline.publish import publish
 from eagle3_data.pipeline.run import Finished, run

@@ -6,7 +6,8 @@ Goes in: what the user named as a data set. Comes out: the run folder that it is
 from pathlib import Path
 
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.pipeline.generate import load_target, merge
+from eagle3_data.pipeline.generate import merge
+from eagle3_data.pipeline.opening import load_target
 from eagle3_data.recipe import parse_recipe
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.target import Target

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from eagle3_data import __version__
-from eagle3_data.engine import EmbeddedEngine, locate_model
+from eagle3_data.engine import EmbeddedEngine
 from eagle3_data.errors import IdentityError, RunLocked, UsageError
 from eagle3_data.generation import Extend, Generator
 from eagle3_data.generation.client.preflight import ServerInfo, check_server
@@ -24,7 +24,7 @@ from eagle3_data.generation.records.writer import SourceCounts, write_records
 from eagle3_data.generation.runner import run_generation
 from eagle3_data.manifest import Counts, Engine, Extent, Identity, SourceExtent, Weights
 from eagle3_data.pipeline.generated import Generated, below_cap, extend_command
-from eagle3_data.pipeline.opening import Run, guard_identity, key_of
+from eagle3_data.pipeline.opening import Run, guard_identity, key_of, load_target
 from eagle3_data.pipeline.prepare import prepare_locked
 from eagle3_data.progress import Listener, shown
 from eagle3_data.recipe import Recipe, parse_recipe
@@ -32,26 +32,6 @@ from eagle3_data.run_folder import RunFolder
 from eagle3_data.target import Target
 
 _LOCK_SECONDS = 60.0
-
-
-def load_target(recipe: Recipe) -> Target:
-    """Load the target of a recipe; with the embedded engine it is that engine's model.
-
-    Raises:
-        TargetError: the tokenizer or its template is wrong.
-    """
-    if recipe.engine.embedded:
-        return Target.from_gguf(locate_model(recipe.engine.embedded))
-    spec = recipe.target
-    assert spec is not None
-    return Target.from_pretrained(
-        spec.model,
-        spec.revision,
-        trust_remote_code=spec.trust_remote_code,
-        thinking=spec.thinking,
-        profile=dict(spec.profile) or None,
-        forge=spec.control_text,
-    )
 
 
 def generate(run: Run, *, shard: tuple[int, int] | None = None) -> Generated:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3_data.engine import locate_model
 from eagle3_data.errors import IdentityError, UsageError
 from eagle3_data.manifest import Manifest
 from eagle3_data.recipe import Recipe, Settings, load_recipe
 from eagle3_data.run_folder import RunFolder
+from eagle3_data.target import Target
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,26 @@ def open_run(
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, settings)
     return Run(loaded, RunFolder(Path(runs) / loaded.name), progress)
+
+
+def load_target(recipe: Recipe) -> Target:
+    """Load the target of a recipe; with the embedded engine it is that engine's model.
+
+    Raises:
+        TargetError: the tokenizer or its template is wrong.
+    """
+    if recipe.engine.embedded:
+        return Target.from_gguf(locate_model(recipe.engine.embedded))
+    spec = recipe.target
+    assert spec is not None
+    return Target.from_pretrained(
+        spec.model,
+        spec.revision,
+        trust_remote_code=spec.trust_remote_code,
+        thinking=spec.thinking,
+        profile=dict(spec.profile) or None,
+        forge=spec.control_text,
+    )
 
 
 def guard_identity(folder: RunFolder, manifest: Manifest, identity: Mapping[str, Any]) -> None:

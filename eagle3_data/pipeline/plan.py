@@ -27,9 +27,9 @@ from eagle3_data.lengths import (
 )
 from eagle3_data.lengths.views import wording
 from eagle3_data.manifest import Extent, PilotCap
-from eagle3_data.pipeline.generate import check_servers, generate_locked, load_target, tools_warnings
+from eagle3_data.pipeline.generate import check_servers, generate_locked, tools_warnings
 from eagle3_data.pipeline.lengths import describe
-from eagle3_data.pipeline.opening import Run
+from eagle3_data.pipeline.opening import Run, load_target
 from eagle3_data.pipeline.prepare import Prepared, prepare_locked
 from eagle3_data.pipeline.tables import show_table
 from eagle3_data.recipe import AUTO, ExtendSpec, SourceSpec

@@ -3,6 +3,8 @@
 Goes in: a run. Comes out: `prompts/<source>.parquet`, `prompts/rejects.json` and the accounts in the manifest.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -13,15 +15,15 @@ import pyarrow as pa
 from datasets import Dataset
 
 from eagle3_data import __version__, sources
-from eagle3_data.errors import SourceError
-from eagle3_data.foreign_text import foreign_text
+from eagle3_data.errors import DataError
 from eagle3_data.manifest import DrawReport, Extent, SourceExtent
 from eagle3_data.pipeline.consent import without_token
-from eagle3_data.pipeline.opening import Run, guard_identity
+from eagle3_data.pipeline.opening import Run, guard_identity, load_target
 from eagle3_data.pipeline.tables import show_table
 from eagle3_data.recipe import Recipe, SourceSpec
 from eagle3_data.run_folder import ROWS_PER_GROUP, write_json, write_parquet
 from eagle3_data.schema import PROMPT_FEATURES, arrow_schema
+from eagle3_data.target import Target
 
 _ROWS_AT_ONCE = 5 * ROWS_PER_GROUP
 # What of a source entry does not decide which prompts there are.
@@ -29,7 +31,7 @@ _USED_CAPS = ("sent_cap", "extended_to")
 _LIBRARIES = ("datasets", "transformers")
 _LATER = (
     *("max_new_tokens", "truncation_target", "holdout", "num_proc"),
-    *("sampling", "thinking", "samples", "tool_results", "max_turns"),
+    *("sampling", "thinking", "samples", "tool_results"),
 )
 
 
@@ -61,6 +63,13 @@ class Prepared:
                 f"{name}: {count:,} rejected, {reason}: {sources.REASONS.get(reason, '')}"
                 for reason, count in sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
             ]
+            notes += [f"{name}: {difference}" for difference in report.differences]
+            notes += [f"{name}: {count:,} left out when drawn: {words}" for words, count in report.screened.items()]
+            if report.files_of:
+                notes.append(
+                    f"{name}: a cluster sample, out of {len(report.files)} of {report.files_of} files; rows of one "
+                    "file are alike, so intervals are wider than those shown"
+                )
             if report.short:
                 notes.append(f"{name}: {report.requested:,} prompts were asked for, there are only {report.drawn:,}")
         columns = ["source", "rows read", "kept", "rejected", "duplicates", "prompts", "drawn"]
@@ -93,6 +102,7 @@ def prepare_locked(run: Run, *, again: bool) -> Prepared:
     done: dict[str, DrawReport] = {}
     reused: list[str] = []
     earlier: list[sources.Drawn] = []
+    target: Target | None = None
     for spec in recipe.sources:
         before, now = manifest.extent_of(spec.name), extent_of(recipe, spec)
         # the caps that generation has really used stay until generation itself raises them
@@ -104,9 +114,9 @@ def prepare_locked(run: Run, *, again: bool) -> Prepared:
             done[spec.name] = manifest.reports[spec.name]
             reused.append(spec.name)
             continue
+        target = target or load_target(recipe)
         with without_token(recipe.anonymous):
-            drawn = _draw(recipe, spec, earlier)
-        _refuse_nothing(spec, drawn.report)
+            drawn = _draw(recipe, spec, earlier, target)
         if recipe.dedupe_across:
             earlier.append(drawn)
         write_parquet(folder.prompts_path(spec.name), _tables(drawn.prompts), arrow_schema(PROMPT_FEATURES))
@@ -136,7 +146,10 @@ def extent_of(recipe: Recipe, spec: SourceSpec) -> SourceExtent:
     names = zip(spec.data_files or (), files, strict=True) if isinstance(files, list) else ()
     stats = {name: path.stat() for name, file in names if (path := Path(file)).is_file()}
     local = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-    return SourceExtent.model_validate({**spec.to_dict(), "local_files": local})
+    target = recipe.target.model_dump(mode="json") if recipe.target else recipe.engine.embedded
+    decontaminated = [one.model_dump(mode="json") for one in recipe.decontaminate]
+    judged = {"target": target, "decontaminated": decontaminated}  # what may refuse a drawn prompt
+    return SourceExtent.model_validate({**spec.to_dict(), **judged, "local_files": local})
 
 
 def _drawn_from(extent: SourceExtent) -> dict[str, Any]:
@@ -144,7 +157,27 @@ def _drawn_from(extent: SourceExtent) -> dict[str, Any]:
     return extent.model_dump(mode="json", exclude={*_LATER, *_USED_CAPS}, exclude_none=True)
 
 
-def _draw(recipe: Recipe, spec: SourceSpec, earlier: list[sources.Drawn]) -> sources.Drawn:
+def _screens(recipe: Recipe, spec: SourceSpec, target: Target) -> Iterator[sources.Screen]:
+    """Yield what may refuse a drawn prompt: the target's template, and the benchmarks to be kept unseen."""
+    identity = hashlib.sha256(json.dumps(target.identity(), sort_keys=True).encode()).hexdigest()[:24]
+    yield sources.TemplateScreen(target.render_text, DataError, identity)
+    given = recipe.decontaminate if spec.decontaminate is None else spec.decontaminate
+    if given:
+        benchmarks = sources.Benchmarks()
+        for one in given:
+            files = recipe.data_files(one)
+            benchmarks.add(
+                one.repo,
+                config=one.config,
+                split=one.split,
+                revision=one.revision,
+                data_files=files if isinstance(files, list) else None,
+                column=one.column,
+            )
+        yield benchmarks
+
+
+def _draw(recipe: Recipe, spec: SourceSpec, earlier: list[sources.Drawn], target: Target) -> sources.Drawn:
     return sources.draw(
         spec.source,
         spec.config,
@@ -157,18 +190,12 @@ def _draw(recipe: Recipe, spec: SourceSpec, earlier: list[sources.Drawn]) -> sou
         filter=spec.filters or None,
         split=spec.split,
         num_proc=spec.num_proc,
+        max_turns=spec.max_turns,
+        files=spec.files,
         dedupe_against=earlier or None,
+        screens=tuple(_screens(recipe, spec, target)),
         **spec.options,
     )
-
-
-def _refuse_nothing(spec: SourceSpec, report: sources.SourceReport) -> None:
-    """Stop where no row at all can be used: a source without prompts would be missed only when it is trained on."""
-    if report.rejected and not report.kept:
-        reasons = ", ".join(f"{reason} {rows:,}" for reason, rows in report.rejected.items())
-        labels = [str(example["detail"]) for example in report.reject_examples.get("filter", ())]
-        found = foreign_text(f"; its filter left out {', '.join(labels)}") if labels else "; correct its options"
-        raise SourceError(f"sources.{spec.name}: none of {report.read:,} rows gives a prompt ({reasons}){found}")
 
 
 def _tables(dataset: Dataset) -> Iterator[pa.Table]:

@@ -135,7 +135,6 @@ class Recipe(Strict):
     decontaminate: Annotated[
         tuple[Benchmark, ...],
         OneOrMore(),
-        Later(),
         Field(description="leave out prompts that share a passage with these benchmarks"),
     ] = ()
     extend: Annotated[ExtendSpec | None, Field(description="continue truncated rows at once")] = None
@@ -188,8 +187,8 @@ class Recipe(Strict):
         target = self.target.model_copy(update={"trust_remote_code": trust_remote_code})
         return self.model_copy(update={"target": target})
 
-    def data_files(self, spec: SourceSpec) -> str | list[str] | None:
-        """Return the files of a source: relative paths start from the folder of the recipe."""
+    def data_files(self, spec: SourceSpec | Benchmark) -> str | list[str] | None:
+        """Return the files of a source, or of a benchmark: relative paths start from the folder of the recipe."""
         if spec.data_files is None or spec.data_files == ("samples",):
             return "samples" if spec.data_files else None
         folder = Path(self._file).parent

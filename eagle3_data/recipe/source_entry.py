@@ -109,7 +109,6 @@ class SourceSpec(Strict):
     ] = None
     files: Annotated[
         FileShare | None,
-        Later(),
         Field(description="only a seeded choice of the upstream files: a share below 1, or a number"),
     ] = None
     samples: Annotated[
@@ -130,7 +129,6 @@ class SourceSpec(Strict):
     thinking: Annotated[bool | None, Later(), Field(description="where it differs from target.thinking")] = None
     decontaminate: Annotated[
         Annotated[tuple[Benchmark, ...], OneOrMore()] | None,
-        Later(),
         Field(description="in place of the recipe's own decontaminate"),
     ] = None
     filter: Annotated[FilterSpec, Field(description="which upstream rows are taken")] = FilterSpec()

@@ -14,8 +14,8 @@ from typing import Any
 
 from eagle3_data.errors import SourceError
 from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
+from eagle3_data.sources.columns import Column
 from eagle3_data.sources.dialogue import STRICT, Dialogue, Reject, assistant, excerpt, message, strict_json, tool_call
-from eagle3_data.sources.reading import Column
 
 _LEAD_IN = re.compile(
     r"You are a helpful assistant with access to the following functions\. Use them if required -?\Z"

@@ -9,8 +9,8 @@ from typing import Any
 
 from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
 from eagle3_data.sources.chat import turns
+from eagle3_data.sources.columns import Column
 from eagle3_data.sources.dialogue import Dialogue
-from eagle3_data.sources.reading import Column
 
 _REPO = "open-r1/Mixture-of-Thoughts"
 _LICENSES = {
@@ -71,7 +71,7 @@ class B4MixtureThoughts(SourceBuilder):
         source = row.get("source")
         source = source if isinstance(source, str) else ""
         return Dialogue(
-            messages=turns(row["messages"]),
+            messages=turns(row["messages"], keep_unclosed=True),  # single answers are in no history
             origin=source,
             license=_LICENSES.get(source, "unknown"),
             answer_tokens=token_count(row.get("num_tokens")),

@@ -12,8 +12,8 @@ from typing import Any
 
 from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
 from eagle3_data.sources.chat import turns
+from eagle3_data.sources.columns import Column
 from eagle3_data.sources.dialogue import Dialogue, Reject, excerpt, message
-from eagle3_data.sources.reading import Column
 
 _BOXED = "Return your final response within \\boxed{}. "
 _CODE = "Generate an executable Python function generated from the given prompt."
@@ -42,14 +42,16 @@ INFO = SourceInfo(
         "openthoughts-114k": ConfigInfo("open-thoughts/OpenThoughts-114k", "default", 113_957, license="Apache-2.0"),
         _METADATA: ConfigInfo("open-thoughts/OpenThoughts-114k", "metadata", 113_957, license="Apache-2.0"),
         "openthoughts2-1m": ConfigInfo("open-thoughts/OpenThoughts2-1M", None, 1_143_205, license="Apache-2.0"),
-        "openthoughts3-1.2m": ConfigInfo("open-thoughts/OpenThoughts3-1.2M", None, 1_200_000, license="Apache-2.0"),
+        "openthoughts3-1.2m": ConfigInfo(
+            "open-thoughts/OpenThoughts3-1.2M", None, 1_200_000, 65_000, license="Apache-2.0"
+        ),
     },
     default_config="openthoughts-114k",
     quirks=(
         "the system text of 114k asks for literal <|begin_of_thought|> tags and is dropped",
         "114k does not say where a question is from: code and mathematics show by their first words, the rest is "
         f"`science-puzzle` with licence unknown; config {_METADATA} has the same questions with domain and source",
-        "3-1.2M holds 75,000 questions 16 times each",
+        "3-1.2M holds about 65,000 questions, most of them 16 times",
         "files are ordered by domain: a sample is drawn from the whole split",
     ),
     options={"keep_system": "keep the system text of 114k"},
@@ -106,14 +108,17 @@ class B5OpenThoughts(SourceBuilder):
             origin = _domain(row["conversations"])
             system = row["system"] if config.keep_system else None
             license = "unknown" if origin == "science-puzzle" else "Apache-2.0"
-            return Dialogue(turns(_untagged(row["conversations"]), system), origin=origin, license=license)
+            messages = turns(_untagged(row["conversations"]), system, keep_unclosed=True)
+            return Dialogue(messages, origin=origin, license=license)
         source = row["source"]
         if not source and config.name == "openthoughts2-1m":
             # The part that came from 114k has no source; its mathematics and code show by their first words.
             shown = _domain(row["conversations"])
             source = shown if shown in ("code", "math") else None
         origin = _label(row.get("domain"), source)
-        return Dialogue(turns(row["conversations"]), origin=origin, license=_license(origin, source))
+        return Dialogue(
+            turns(row["conversations"], keep_unclosed=True), origin=origin, license=_license(origin, source)
+        )
 
 
 def _label(domain: Any, source: Any) -> str:

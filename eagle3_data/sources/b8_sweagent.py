@@ -1,7 +1,8 @@
 """B8: trajectories of software agents, a repository issue and the long dialogue that followed.
 
-Goes in: nebius rows (`trajectory`, role `ai`, the system text in `system_prompt`), SWE-smith rows (`messages` as a
-JSON string, in three splits), or SWE-agent's own .traj files. Comes out: the agent's prompts, labelled with the
+Goes in: nebius rows (`trajectory`, role `ai`, the system text in `system_prompt`), nebius' OpenHands rows (OpenAI
+messages with calls, and `tools`), SWE-smith rows (`messages` as JSON text, in three splits), or SWE-agent's own .traj
+files. Comes out: the agent's prompts, labelled with the
 repository. Also a loading script for datasets 3.6.
 """
 
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
-from eagle3_data.sources.chat import turns
-from eagle3_data.sources.dialogue import Dialogue, Reject, excerpt, strict_json
-from eagle3_data.sources.reading import Column
+from eagle3_data.sources.chat import tool_schemas, turns
+from eagle3_data.sources.columns import Column
+from eagle3_data.sources.dialogue import Dialogue, Reject
 
 _INSTANCE = re.compile(r"(?P<owner>[^_/]+(?:_[^_/]+)*)__(?P<repo>.+?)(?:-\d+|\.[0-9a-f]{7,40}\..*)?\Z")
 
@@ -25,26 +26,35 @@ INFO = SourceInfo(
     configs={
         "nebius": ConfigInfo("nebius/SWE-agent-trajectories", None, 80_036, license="CC-BY-4.0"),
         "swe-smith": ConfigInfo(
-            "SWE-bench/SWE-smith-trajectories", None, 26_076, "xml", ("tool", "xml", "ticks"), license="MIT"
+            "SWE-bench/SWE-smith-trajectories",
+            None,
+            26_076,
+            split="xml",
+            splits=("tool", "xml", "ticks"),
+            license="MIT",
         ),
+        "nebius-openhands": ConfigInfo("nebius/SWE-rebench-openhands-trajectories", None, 67_074, license="CC-BY-4.0"),
         "traj": ConfigInfo(""),
     },
     default_config="nebius",
     quirks=(
         "nebius: role `ai`, the system text in `system_prompt` beside a null text; CRLF and {WINDOW} are kept",
+        "nebius-openhands: OpenHands' own calls and tools; repo: reads data sets of the same schema, such as nvidia's "
+        "SWE-Zero, which declares no tools",
         "many trajectories share one first prompt and count once",
-        "SWE-smith: messages are a JSON string, content may be a list, ids of calls may lack",
+        "SWE-smith: content may be a list, ids of calls may lack",
         "under `rollout` the user turns of nebius and of SWE-smith's `xml` and `ticks` are what upstream's commands "
         "printed, whatever the target commands",
         "SWE-smith's `tool` split declares no tools: the three of its `xml` split are declared (declare_tools)",
     ),
     options={"declare_tools": "declare SWE-smith's three tools for dialogues with calls (default true)"},
     homepage="https://huggingface.co/datasets/nebius/SWE-agent-trajectories",
-    terms="CC-BY-4.0 (nebius); the SWE-smith configs are MIT",
+    terms="CC-BY-4.0 (nebius, both configs); the SWE-smith config is MIT",
     notes=(
         "Issue texts belong to their repositories, under their licences, listed in nebius/SWE-bench-extra.",
         "Where upstream agent turns are kept in a prompt (`turns: prefix` or `last`), the terms of the models that "
-        "wrote them apply as well: Llama 3.1 for nebius, Claude and GPT-4o for SWE-smith.",
+        "wrote them apply as well: Llama 3.1 for nebius, Qwen3-Coder for nebius-openhands, Claude "
+        "and GPT-4o for SWE-smith.",
     ),
     contamination="GitHub issues of the same kind as SWE-bench's; nebius names SWE-bench-extra as their origin",
     languages=("en",),
@@ -101,7 +111,10 @@ class B8SweAgent(SourceBuilder):
         if config.name == "nebius":
             return (Column("trajectory", "list"), instance)
         if config.name == "swe-smith":
-            return (Column("messages", "text"), instance)
+            return (Column("messages", "list"), instance)
+        if config.name == "nebius-openhands":
+            optional = (Column(name, "text", False) for name in ("tools", "repo", "license"))
+            return (Column("trajectory", "list"), instance, *optional)
         return (
             Column("history", "list"),
             Column("problem_statement", "object", False),
@@ -119,12 +132,14 @@ class B8SweAgent(SourceBuilder):
             )
         if config.name == "traj":
             return Dialogue(turns(row["history"]), origin=_repository(_traj_instance(row)))
-        try:
-            messages = strict_json(row["messages"])
-        except ValueError as error:
-            raise Reject("not_json", f"column 'messages': {excerpt(error)}") from error
-        if not isinstance(messages, list):
-            raise Reject("wrong_type", f"column 'messages' holds {type(messages).__name__}, expected a list as JSON")
+        if config.name == "nebius-openhands":
+            return Dialogue(
+                turns(row["trajectory"]),
+                tools=tool_schemas(row.get("tools")),
+                origin=_text(row.get("repo")) or _repository(row.get("instance_id")),
+                license=_text(row.get("license")) or "CC-BY-4.0",
+            )
+        messages = row["messages"]
         calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in messages)
         return Dialogue(
             turns(messages),
@@ -136,12 +151,20 @@ class B8SweAgent(SourceBuilder):
 
 def _nebius(trajectory: Sequence[Any]) -> Iterator[Any]:
     for turn in trajectory:
+        if isinstance(turn, dict) and "text" not in turn:
+            found = ", ".join(sorted(map(str, turn)))
+            hint = "; config nebius-openhands reads `content`" if "content" in turn else ""
+            raise Reject("wrong_type", f"a turn holds {found}; expected role, text and system_prompt{hint}")
         if isinstance(turn, dict) and turn.get("role") == "system" and turn.get("text") is None:
             text = turn.get("system_prompt")
             if text is None or text == "":  # what the agent was told is unknown, so this is not what it was asked
                 raise Reject("empty_turn", "system: neither text nor system_prompt")
             turn = {"role": "system", "content": text}
         yield turn
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _traj_instance(row: dict[str, Any]) -> Any:

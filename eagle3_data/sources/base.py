@@ -13,15 +13,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import datasets
 
 from eagle3_data.errors import SourceError
 from eagle3_data.schema import PROMPT_FEATURES, content_hash
 from eagle3_data.source_names import code_hash
+from eagle3_data.sources.columns import BadRow, Column, fault, unpacked
 from eagle3_data.sources.dialogue import STRUCTURAL, TURN_POLICIES, Dialogue, Prompt, Reject, prompts
-from eagle3_data.sources.reading import BadRow, Column, Wanted, fault, read_rows, suffix_of
+from eagle3_data.sources.reading import Wanted, read_rows, suffix_of
 from eagle3_data.sources.script import Script
 from eagle3_data.sources.upstream import SourceFile, file_revision, hub_files, pinned_files
 
@@ -37,6 +38,7 @@ class ConfigInfo:
     repo: str  # Hub id
     upstream: str | None = None  # config name on the Hub, None for the only one
     rows: int = 0  # by upstream's card; 0 if unknown
+    distinct: int = 0  # prompts that are different, about, with turns: first; 0 if unknown
     split: str = "train"
     splits: tuple[str, ...] = ("train",)
     license: str = "unknown"
@@ -145,8 +147,8 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
 
     @classmethod
     @abc.abstractmethod
-    def read(cls, row: dict[str, Any], config: Any) -> Dialogue:
-        """Understand one upstream row.
+    def read(cls, row: dict[str, Any], config: Any) -> Dialogue | list[dict[str, Any]]:
+        """Understand one upstream row; a source without labels and tools may return its messages alone.
 
         Raises:
             Reject: the row has no faithful form.
@@ -184,12 +186,14 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
     @classmethod
     def outcome(cls, number: int, row: dict[str, Any] | BadRow, config: Any, columns: Sequence[Column]) -> Outcome:
         """Judge one upstream row; never raises for what the row holds."""
-        bad = fault(row, columns)
-        if bad is not None:
+        opened = unpacked(row, columns) if isinstance(row, dict) else row
+        if (bad := fault(opened, columns)) is not None:
             return Outcome(number, [], Reject(bad.reason, bad.detail))
-        assert isinstance(row, dict)
+        row = cast("dict[str, Any]", opened)
         try:
-            dialogue = cls.read(row, config)
+            read = cls.read(row, config)
+            dialogue = Dialogue(iter(read)) if isinstance(read, list) else read  # messages alone, without labels
+            dialogue.messages = iter(dialogue.messages)
             for key, wanted in (config.filter or {}).items():
                 label = dialogue.license if key.endswith("license") else dialogue.origin
                 if _matches(label, wanted) == key.startswith("not_"):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
+from eagle3_data.sources.columns import Column
 from eagle3_data.sources.dialogue import Dialogue, Reject, assistant, excerpt, message, strict_json, tool_call
-from eagle3_data.sources.reading import Column
 
 _ROLES = {
     "system": "system",
@@ -35,6 +35,9 @@ INFO = SourceInfo(
     configs={"default": ConfigInfo("")},
     default_config="default",
     quirks=(
+        "messages and tools as lists, as JSON text or in datasets' Json() type give the same prompts; nulls that "
+        "Arrow filled into structs are dropped, nulls written in JSON are kept",
+        "a lone </think> ends thinking that the template began",
         "{role, content} and {from, value}, the usual names of roles, OpenAI tool calls, tools as JSON or as a list",
         "ids of calls are rewritten to functions.<name>:<index>, which also makes equal dialogues equal",
     ),
@@ -44,6 +47,8 @@ INFO = SourceInfo(
         "messages_column": "the column of messages, where it is not `messages` or `conversations`",
         "origin_column": "a column whose text becomes `origin`",
         "spdx": "the licence of the rows",
+        "keep_unclosed": "keep an answer whose thinking never closes as thinking without an answer; by default such a "
+        "row is rejected where the answer would be history",
     },
 )
 
@@ -55,6 +60,7 @@ class ChatConfig(SourceConfig):
     messages_column: str = ""
     origin_column: str = ""
     spdx: str = "unknown"
+    keep_unclosed: bool = False
 
 
 class Chat(SourceBuilder):
@@ -88,19 +94,20 @@ class Chat(SourceBuilder):
         if config.origin_column and config.origin_column not in row:
             raise Reject("missing_column", f"no column '{config.origin_column}', which origin_column names")
         return Dialogue(
-            messages=turns(messages, row.get("system")),
+            messages=turns(messages, row.get("system"), keep_unclosed=config.keep_unclosed),
             tools=tool_schemas(row.get("tools")),
             origin=str(row.get(config.origin_column) or "") if config.origin_column else "",
             license=config.spdx,
         )
 
 
-def turns(messages: Iterable[Any], system: Any = None) -> Iterator[dict[str, Any]]:
+def turns(messages: Iterable[Any], system: Any = None, *, keep_unclosed: bool = False) -> Iterator[dict[str, Any]]:
     """Yield chat messages in OpenAI form out of the usual upstream forms.
 
     Args:
         messages: {role, content}, {from, value} or {role, text}; nulls of a struct are ignored.
         system: a system text that stands in a column of its own.
+        keep_unclosed: whether thinking that never closes is kept, as thinking without an answer.
 
     Raises:
         Reject: a message that has no faithful form, when it is reached.
@@ -130,7 +137,8 @@ def turns(messages: Iterable[Any], system: Any = None) -> Iterator[dict[str, Any
             if content is None and not calls and not any(key in raw for key in _TEXT_KEYS):
                 raise _lacking(raw, _TEXT_KEYS, role)
             reasoning = _given(raw, _REASONING_KEYS)
-            yield assistant(content, calls, reasoning if isinstance(reasoning, str) else "")
+            given = reasoning if isinstance(reasoning, str) else ""
+            yield assistant(content, calls, given, keep_unclosed=keep_unclosed)
             continue
         if content is None and not any(key in raw for key in _TEXT_KEYS):
             raise _lacking(raw, _TEXT_KEYS, role)
@@ -188,7 +196,7 @@ class _Calls:
             raise Reject("call_form", excerpt(raw), "assistant")
         arguments = function.get("arguments")
         if isinstance(arguments, Mapping):
-            arguments = json.dumps(_without_nulls(arguments), ensure_ascii=False)
+            arguments = json.dumps(arguments, ensure_ascii=False)
         try:
             value = strict_json(arguments) if isinstance(arguments, str) else None
         except ValueError as error:
@@ -240,13 +248,6 @@ def _call_list(value: Any) -> list[Any]:
     return value
 
 
-def _without_nulls(value: Any) -> Any:
-    """Return a value without the null-valued keys with which Arrow fills up structs that differ from row to row."""
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
-
-
 def tool_schemas(value: Any) -> str:
     """Return OpenAI tool schemas as JSON text, from JSON text or a list; bare functions are wrapped.
 
@@ -256,13 +257,14 @@ def tool_schemas(value: Any) -> str:
     if value is None or value == "":
         return "[]"
     try:
-        tools = strict_json(value) if isinstance(value, str) else _without_nulls(value)
+        tools = strict_json(value) if isinstance(value, str) else value
         if tools is None:
             return "[]"
         made = []
         if not isinstance(tools, list):
             raise TypeError("no list")
-        for tool in tools:
+        for given in tools:
+            tool = strict_json(given) if isinstance(given, str) else given
             if not isinstance(tool, dict):
                 raise TypeError("a tool that is no object")
             if "function" not in tool:  # a bare function, or the flat form {type, name, parameters}

@@ -34,6 +34,8 @@ REASONS: Final[dict[str, str]] = {
     "content_not_text": "the content of a turn is not text",
     "lone_surrogate": "a text holds half of a UTF-16 pair, which no UTF-8 file can carry",
     "filter": "left out by the filter of the recipe",
+    "template": "the target's chat template refuses the prompt",
+    "benchmark": "a user turn shares a passage with a benchmark",
     # tools and calls
     "tools_not_json": "the tool schemas cannot be read",
     "name_twice": "a function is declared twice with different definitions",
@@ -46,6 +48,7 @@ REASONS: Final[dict[str, str]] = {
     "call_without_response": "a call that gets no result before the next turn",
     "tool_ids": "the results of a turn cannot be matched with its calls",
     # damaged text
+    "unclosed_thinking": "thinking that never closes in an answer of the history",
     "header": "text before the first turn header",
     "stray_end": "an end marker or turn header inside a user turn or a tool result",
     "assistant_end": "an end marker inside an assistant turn",
@@ -75,7 +78,7 @@ class Reject(Exception):
 class Dialogue:
     """An upstream row, understood: its messages in order (raising Reject where one is damaged) and its labels."""
 
-    messages: Iterator[dict[str, Any]]
+    messages: Iterator[dict[str, Any]]  # a list is taken as well
     tools: str = "[]"
     origin: str = ""
     license: str = "unknown"
@@ -126,25 +129,45 @@ def message(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
-def without_thinking(content: str) -> tuple[str, str]:
-    """Split `<think>…</think>answer` into (reasoning, answer); reasoning is "" where there is none."""
+def without_thinking(content: str) -> tuple[str, str, bool]:
+    """Split `<think>…</think>answer` into (reasoning, answer, closed); reasoning is "" where there is none.
+
+    A lone `</think>` ends thinking that the prompt began, as templates do that write `<think>` themselves.
+    """
     # No regular expression: a lazy one walks through answers of 50,000 characters step by step.
     start = content.lstrip()
-    if not start.startswith("<think>"):
-        return "", content
-    reasoning, _, answer = start.removeprefix("<think>").partition("</think>")
-    return reasoning.strip(), answer.lstrip()
+    if start.startswith("<think>"):
+        reasoning, end, answer = start.removeprefix("<think>").partition("</think>")
+        return reasoning.strip(), answer.lstrip(), bool(end)
+    reasoning, end, answer = content.partition("</think>")
+    if not end or "<think>" in reasoning or reasoning[-1:] in ("`", "'", '"'):  # a text about the tags
+        return "", content, True
+    return reasoning.strip(), answer.lstrip(), True
 
 
-def assistant(content: Any, tool_calls: list[dict[str, Any]] | None = None, reasoning: str = "") -> dict[str, Any]:
+def assistant(
+    content: Any,
+    tool_calls: list[dict[str, Any]] | None = None,
+    reasoning: str = "",
+    *,
+    keep_unclosed: bool = False,
+) -> dict[str, Any]:
     """Make an assistant message for the history, with its thinking moved into reasoning_content.
 
+    Args:
+        content: the text, in which thinking may stand in `<think>` tags.
+        tool_calls: in OpenAI form.
+        reasoning: the thinking, where upstream has it apart.
+        keep_unclosed: whether thinking that never closes is kept as thinking without an answer.
+
     Raises:
-        Reject: neither text, nor thinking, nor a call.
+        Reject: neither text, nor thinking, nor a call; or thinking that never closes, unless it is kept.
     """
     made = message("assistant", content, **({"tool_calls": tool_calls} if tool_calls else {}))
     if not reasoning:
-        reasoning, made["content"] = without_thinking(made["content"])
+        reasoning, made["content"], closed = without_thinking(made["content"])
+        if not closed and not keep_unclosed:
+            raise Reject("unclosed_thinking", excerpt(reasoning), "assistant")
     if not made["content"].strip() and not reasoning and not tool_calls:
         raise Reject("empty_turn", "assistant", "assistant")
     if reasoning:

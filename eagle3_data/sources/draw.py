@@ -5,6 +5,7 @@ in draw order and a report in which every upstream row is accounted for. The res
 under a key of the code, the files and every option, so that the same draw is made once.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -12,10 +13,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import datasets
 import numpy as np
@@ -28,6 +30,7 @@ from eagle3_data.sources.index import HASH, Hashes, hashes_of_ids, sorted_hashes
 from eagle3_data.sources.passes import Progress, Work, make_draw
 from eagle3_data.sources.registry import builder
 from eagle3_data.sources.report import SourceReport
+from eagle3_data.sources.screening import Benchmarks, Screen
 from eagle3_data.sources.upstream import (
     HubFiles,
     SourceFile,
@@ -40,6 +43,7 @@ from eagle3_data.sources.upstream import (
 )
 
 _ABANDONED_SECONDS: Final = 86_400
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,18 @@ def load_source(
 
     Returns:
         A memory-mapped `datasets.Dataset` with the columns of `schema.PROMPT_FEATURES`.
+
+    Warns:
+        UserWarning: there are fewer prompts than `rows`, or the counts are not those that the source states.
     """
-    return draw(name, config, data_files, rows, seed, **arguments).prompts
+    drawn = draw(name, config, data_files, rows, seed, **arguments)
+    report = drawn.report
+    notes = [*report.differences]
+    if report.short:
+        notes.append(f"{report.requested:,} prompts were asked for, there are only {report.drawn:,}")
+    for note in notes:
+        warnings.warn(f"{report.source}: {note}", stacklevel=2)
+    return drawn.prompts
 
 
 def draw(
@@ -82,11 +96,13 @@ def draw(
     turns: str = "first",
     revision: str | None = None,
     filter: dict[str, Any] | None = None,
+    files: int | float | None = None,
     split: str | None = None,
     num_proc: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     dedupe_against: Any = None,
     progress: Progress | None = None,
+    screens: Sequence[Screen] = (),
     **options: Any,
 ) -> Drawn:
     """Draw prompts from a source.
@@ -105,6 +121,8 @@ def draw(
         revision: of the Hub data set; the newest if None. The commit is recorded either way.
         filter: {origin, license, not_origin, not_license: a text, a list of texts, wildcards allowed}; an origin such
             as `math:camel-ai` is matched whole or by one of its parts.
+        files: a share below 1, or a number, of the upstream files: those that a seeded choice names are read, and no
+            others fetched. The result is a cluster sample. A larger choice contains the smaller.
         split: of the upstream data set.
         num_proc: processes, each with its own files; the result does not depend on it.
         cache_dir: instead of the `datasets` cache.
@@ -112,6 +130,8 @@ def draw(
             list of them): their contents count as duplicates here. An earlier `Drawn` counts with all prompts that it
             could have drawn, so that this draw does not change when that one grows.
         progress: called with ("read" or "write", rows so far) now and then; never for a draw out of the cache.
+        screens: what may refuse drawn prompts (`screening.py`); the next in draw order take their places, so that only
+            prompts before the last drawn one are judged and counted.
         **options: of the source, see SOURCES[name].options; `max_turns` as above; `repo` names another Hub data set
             of the same schema, and `upstream` its config.
 
@@ -129,8 +149,14 @@ def draw(
         raise SourceError(f"{name}: seed must be a whole number, not {seed!r}")
     if num_proc is not None and (not isinstance(num_proc, int) or num_proc < 1):
         raise SourceError(f"{name}: num_proc must be a number of processes, not {num_proc!r}")
-    files, upstream = _files(source, made, data_files, cache_dir)
-    work = Work(source, made, files, rows, seed, num_proc or 1, _known_hashes(dedupe_against))
+    if files is not None and (isinstance(files, bool) or not isinstance(files, int | float) or not files > 0):
+        raise SourceError(f"{name}: files must be a share below 1, or a number of files, not {files!r}")
+    chosen, files_of, upstream = _files(source, made, data_files, cache_dir, files, seed)
+    info = source.INFO.configs[made.name]
+    usual = not made.repo and not made.upstream and made.split in ("", info.split)
+    whole = data_files is None and files is None and usual
+    against = _known_hashes(dedupe_against)
+    work = Work(source, made, chosen, rows, seed, num_proc or 1, against, whole, tuple(screens))
 
     home = Path(cache_dir or datasets.config.HF_DATASETS_CACHE) / "eagle3_data" / name
     root = home / _cache_key(work)
@@ -144,9 +170,11 @@ def draw(
             revision=upstream.revision if upstream else "",
             seed=seed,
             requested=rows,
+            files_of=files_of,
             filter=dict(made.filter or {}),
-            options=options,
+            options={key: value for key, value in options.items() if value is not None},
             attribution=source.INFO.attribution(),
+            benchmarks=[one for screen in screens if isinstance(screen, Benchmarks) for one in screen.sets],
         )
         with machine_errors(root):
             home.mkdir(parents=True, exist_ok=True)
@@ -171,20 +199,37 @@ def _sweep(home: Path) -> None:
             continue
 
 
-def _files(source: Any, config: Any, data_files: Any, cache_dir: Any) -> tuple[list[SourceFile], HubFiles | None]:
+def _files(
+    source: Any, config: Any, data_files: Any, cache_dir: Any, share: int | float | None, seed: int
+) -> tuple[list[SourceFile], int, HubFiles | None]:
+    """Return the files to read, of how many they were chosen (0 if all are read), and the Hub data set they are of."""
     name = source.INFO.name
     hub_cache = os.fspath(cache_dir) if cache_dir else None
     if data_files is None:
-        found = hub_files(source.INFO, config)
-        return downloaded(found, hub_cache), found
-    if isinstance(data_files, str) and data_files == "samples":
-        data_files = sample_files(name, config.name)
-    urls = local_files(name, data_files, config.split)
-    pinned = hub_urls(urls)
-    if pinned is not None:
-        return downloaded(pinned, hub_cache), pinned
+        found: HubFiles | None = hub_files(source.INFO, config)
+    else:
+        if isinstance(data_files, str) and data_files == "samples":
+            data_files = sample_files(name, config.name)
+        urls = local_files(name, data_files, config.split)
+        found = hub_urls(urls)
+    if found is not None:
+        names = [file.name for file in SourceFile.named(found.urls, found.urls)]  # without the commit
+        chosen = _choice(found.urls, names, share, seed)
+        files_of = len(found.urls) if len(chosen) < len(found.urls) else 0
+        return downloaded(dataclasses.replace(found, urls=chosen), hub_cache), files_of, found
     named = SourceFile.named(urls, urls)
-    return [SourceFile(file.path, file.name, file.revision or file_revision(file.path)) for file in named], None
+    chosen_files = _choice(named, [file.name for file in named], share, seed)
+    files = [SourceFile(file.path, file.name, file.revision or file_revision(file.path)) for file in chosen_files]
+    return files, len(named) if len(files) < len(named) else 0, None
+
+
+def _choice(files: list[T], names: list[str], share: int | float | None, seed: int) -> list[T]:
+    """Return a seeded choice of files in their order: a share below 1, or a number; at least one."""
+    if share is None or not files:
+        return files
+    count = max(1, round(share * len(files))) if share < 1 else min(int(share), len(files))
+    order = sorted(range(len(files)), key=lambda i: hashlib.sha256(f"{seed}:{names[i]}".encode()).digest())
+    return [files[i] for i in sorted(order[:count])]
 
 
 def _known_hashes(against: Any) -> Hashes:
@@ -220,6 +265,7 @@ def _cache_key(work: Work) -> str:
         "files": [(file.name, file.revision) for file in work.files],
         "rows": work.rows,
         "seed": work.seed,
+        "screens": [screen.key for screen in work.screens],
         "against": hashlib.sha256(np.ascontiguousarray(work.against).tobytes()).hexdigest(),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

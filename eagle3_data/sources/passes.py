@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from eagle3_data.errors import MachineError, SourceError
 from eagle3_data.run_folder import write_json
-from eagle3_data.schema import PROMPT_FEATURES
+from eagle3_data.schema import PROMPT_FEATURES, clean_messages
 from eagle3_data.sources.base import Outcome
-from eagle3_data.sources.dialogue import STRUCTURAL, Prompt, Reject
-from eagle3_data.sources.index import FileIndex, Hashes, Index, Positions, draw_key
-from eagle3_data.sources.report import ORIGINS_SHOWN, SourceReport, Tally
-from eagle3_data.sources.script import answered
+from eagle3_data.sources.dialogue import STRUCTURAL, Prompt, Reject, excerpt
+from eagle3_data.sources.index import FileIndex, Flags, Hashes, Index, Positions, draw_key
+from eagle3_data.sources.report import ORIGINS_SHOWN, SourceReport, Tally, differences
+from eagle3_data.sources.screening import Screen
 from eagle3_data.sources.upstream import SourceFile
 
 Progress = Callable[[str, int], None]
@@ -32,7 +32,9 @@ _WRITE_CHARACTERS: Final = 1 << 24
 _GATHER_ROWS: Final = 256
 _PROGRESS_ROWS: Final = 1000
 _GROUPS_EACH: Final = 4
+_TOP_UP: Final = 256
 _SCHEMA: Final = pa.schema(list(PROMPT_FEATURES.arrow_schema))
+_PART_SCHEMA: Final = _SCHEMA.append(pa.field("damage", pa.string()))  # of a script: why it ends early
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Work:
     seed: int
     num_proc: int
     against: Hashes  # contents that are known from elsewhere
+    whole: bool  # whether the files are all of the split that INFO describes
+    screens: Sequence[Screen] = ()  # what may refuse drawn prompts
 
     @property
     def entry(self) -> str:
@@ -82,28 +86,17 @@ def make_draw(work: Work, report: SourceReport, folder: Path, progress: Progress
         report.duplicates, report.duplicates_elsewhere = both, both - report.duplicates
     report.kept = report.read - report.duplicates - sum(report.rejected.values())
     report.prompts = int(kept.sum())
+    if work.whole:
+        report.differences = differences(work.source.INFO.configs[work.config.name], report)
     index.save_pool(kept, folder / "pool.npy")
 
-    drawn = index.draw(kept, work.rows)
-    report.drawn = len(drawn)
-    emitted = np.sort(drawn)
-    order = np.searchsorted(emitted, drawn).astype(np.uint32)
-    del drawn, kept
-    jobs: list[tuple[Any, ...]] = []
-    for number, group in enumerate(groups):
-        wanted = [_wanted(index, i, work.files[i], emitted) for i in group]
-        wanted = [one for one in wanted if len(one.rows)]
-        if wanted:
-            jobs.append((work.source, work.config, wanted, folder / f"part-{number:05d}.arrow", inside))
-    del index, emitted
     tally = Tally()
-    for counts in _run(_write_part, jobs, work.num_proc):
-        tally.add(counts)
-        tell("write", sum(tally.licenses.values()))
+    refused = _write_drawn(work, index, kept, folder, tally, inside, tell)
+    _account(index, kept, refused, work, report)
+    report.drawn = tally.drawn
     report.licenses = dict(tally.licenses.most_common())
     report.origins = dict(sorted(tally.origins.items(), key=lambda item: (-item[1], item[0]))[:ORIGINS_SHOWN])
     report.turns_scripted, report.cut_short = tally.turns_scripted, dict(sorted(tally.cut_short.items()))
-    _reorder([job[3] for job in jobs], order, folder / "prompts.arrow")
     write_json(folder / "report.json", report.to_dict())
 
 
@@ -127,6 +120,7 @@ def _index(
     report.rejected = dict(sorted(tally.rejected.items()))
     report.reject_examples = dict(sorted(tally.examples.items()))
     _refuse_foreign(work, report)
+    _refuse_nothing(work, report, tally)
     return Index.of(parts)
 
 
@@ -140,6 +134,19 @@ def _refuse_foreign(work: Work, report: SourceReport) -> None:
         reason, examples = next(iter(report.reject_examples.items()))
         held = [Outcome(examples[0]["row"], [], Reject(reason, examples[0]["detail"]))]
         raise work.source.not_this_source(examples[0]["file"], held, work.config)
+
+
+def _refuse_nothing(work: Work, report: SourceReport, tally: Tally) -> None:
+    """Refuse a source of which no row gives a prompt: it would be missed only when it is trained on."""
+    if sum(report.rejected.values()) < report.read:
+        return
+    reasons = ", ".join(f"{reason} {rows:,}" for reason, rows in report.rejected.items())
+    _, examples = next(iter(report.reject_examples.items()))
+    first = examples[0]
+    why = f"for example {first['file']}, row {first['row']}: {first['detail']}; correct its options"
+    if tally.filtered:
+        why = f"the filter leaves out {tally.labels()}; correct the filter"
+    raise SourceError(f"{work.entry}: none of {report.read:,} rows gives a prompt ({reasons}): {why}")
 
 
 def _groups(files: int, num_proc: int) -> list[list[int]]:
@@ -215,42 +222,110 @@ def _chosen(source: Any, config: Any, wanted: _Wanted) -> Iterator[tuple[Prompt,
         yield made[place]
 
 
-def _write_part(source: Any, config: Any, wanted: Sequence[_Wanted], path: Path, progress: Progress | None) -> Tally:
+def _write_drawn(
+    work: Work, index: Index, kept: Flags, folder: Path, tally: Tally, inside: Progress | None, tell: Progress
+) -> list[tuple[int, Reject]]:
+    """Write the drawn prompts in draw order; return those that a screen refused, whose places the next ones took."""
+    order = index.draw(kept, None if work.screens else work.rows)
+    count = len(order) if work.rows is None else min(work.rows, len(order))
+    refused: list[tuple[int, Reject]] = []
+    start = 0
+    with pa.OSFile(str(folder / "prompts.arrow"), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
+        while tally.drawn < count and start < len(order):
+            short = count - tally.drawn
+            drawn = order[start : start + (short if not start else max(short, _TOP_UP))]
+            emitted = np.sort(drawn)
+            jobs: list[tuple[Any, ...]] = []
+            for number, group in enumerate(_groups(len(work.files), work.num_proc)):
+                wanted = [_wanted(index, i, work.files[i], emitted) for i in group]
+                wanted = [one for one in wanted if len(one.rows)]
+                if wanted:
+                    jobs.append((work.source, work.config, wanted, folder / f"part-{number:05d}.arrow", inside))
+            written = 0
+            for rows in _run(_write_part, jobs, work.num_proc):
+                written += rows
+                tell("write", tally.drawn + written)
+            places = np.searchsorted(emitted, drawn).astype(np.uint32)
+            refused += _gather([job[3] for job in jobs], places, drawn, count, writer, work, tally)
+            start += len(drawn)
+    return refused
+
+
+def _account(
+    index: Index, kept: Flags, refused: Sequence[tuple[int, Reject]], work: Work, report: SourceReport
+) -> None:
+    """Move rows of which every prompt was refused from the kept to the rejected."""
+    by_row: dict[tuple[int, int], list[Reject]] = {}
+    for position, reject in refused:
+        file = int(np.searchsorted(index.starts, position, "right")) - 1
+        by_row.setdefault((file, int(index.rows[position])), []).append(reject)
+        report.screened[reject.detail] = report.screened.get(reject.detail, 0) + 1
+    report.prompts -= len(refused)
     tally = Tally()
+    for (file, row), rejects in by_row.items():
+        low, high = index.starts[file], index.starts[file + 1]
+        first, end = low + np.searchsorted(index.rows[low:high], [row, row + 1])
+        if int(kept[first:end].sum()) == len(rejects):
+            tally.reject(work.files[file].name, row, rejects[0])
+    report.kept -= sum(tally.rejected.values())
+    report.rejected = dict(sorted({**report.rejected, **tally.rejected}.items()))
+    report.reject_examples = dict(sorted({**report.reject_examples, **tally.examples}.items()))
+    report.screened = dict(sorted(report.screened.items(), key=lambda item: (-item[1], item[0]))[:ORIGINS_SHOWN])
+    if refused and not report.prompts:
+        reasons = "; ".join(f"{reason} ({count:,})" for reason, count in report.screened.items())
+        raise SourceError(f"{work.entry}: every prompt is refused: {excerpt(reasons, 500)}")
+
+
+def _write_part(source: Any, config: Any, wanted: Sequence[_Wanted], path: Path, progress: Progress | None) -> int:
     written = 0
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _PART_SCHEMA) as writer:
         batch: list[dict[str, Any]] = []
         size = 0
         for prompt, row in (drawn for one in wanted for drawn in _chosen(source, config, one)):
-            if config.turns == "rollout":
-                tally.script(len(answered(prompt.messages, prompt.turn)), prompt.damage)
-            tally.origins[row["origin"]] += 1
-            tally.licenses[row["license"]] += 1
-            batch.append(row)
+            batch.append({**row, "damage": prompt.damage})
             for message in row["messages"]:
                 size += len(message["content"] or "") + len(message["reasoning_content"] or "")
             if len(batch) == _WRITE_ROWS or size > _WRITE_CHARACTERS:
-                writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=_SCHEMA))
+                writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=_PART_SCHEMA))
                 written += len(batch)
                 batch, size = [], 0
                 if progress:
                     progress("write", written)
         if batch:
-            writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=_SCHEMA))
-    return tally
+            writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=_PART_SCHEMA))
+    return written + len(batch)
 
 
-def _reorder(parts: Sequence[Path], order: Positions, path: Path) -> None:
-    """Write the rows of the parts in draw order, and remove the parts."""
+def _gather(
+    parts: Sequence[Path], order: Positions, drawn: Positions, count: int, writer: Any, work: Work, tally: Tally
+) -> list[tuple[int, Reject]]:
+    """Write the rows of the parts in draw order until there are `count`, and remove the parts."""
     # Memory maps, so the batches cost address space only; rows are gathered one by one out of them.
     batches = [batch for part in parts for batch in pa.ipc.open_stream(pa.memory_map(str(part)))]
     starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
-        for start in range(0, len(order), _GATHER_ROWS):
-            rows = order[start : start + _GATHER_ROWS]
-            places = np.searchsorted(starts, rows, "right") - 1
-            inside = (rows - starts[places]).tolist()
-            pieces = [batches[place].slice(row, 1) for place, row in zip(places.tolist(), inside, strict=True)]
-            writer.write_table(pa.Table.from_batches(pieces, _SCHEMA).combine_chunks())
+    refused: list[tuple[int, Reject]] = []
+    for start in range(0, len(order), _GATHER_ROWS):
+        rows = order[start : start + _GATHER_ROWS]
+        places = np.searchsorted(starts, rows, "right") - 1
+        inside = (rows - starts[places]).tolist()
+        pieces = [batches[place].slice(row, 1) for place, row in zip(places.tolist(), inside, strict=True)]
+        table = pa.Table.from_batches(pieces, _PART_SCHEMA).combine_chunks()
+        if work.screens:
+            chosen: list[int] = []
+            for place, row in enumerate(table.drop_columns("damage").to_pylist()):
+                if tally.drawn + len(chosen) == count:
+                    break
+                row["messages"] = clean_messages(row["messages"])
+                reject = next((found for screen in work.screens if (found := screen(row))), None)
+                if reject is None:
+                    chosen.append(place)
+                else:
+                    refused.append((int(drawn[start + place]), reject))
+            table = table.take(pa.array(chosen, pa.int64()))
+        tally.draw(table, scripts=work.config.turns == "rollout")
+        writer.write_table(table.drop_columns("damage"))
+        if tally.drawn == count:
+            break
     for part in parts:
         part.unlink()
+    return refused

@@ -7,9 +7,8 @@ itself and one read buffer. The files are opened here, through fsspec, and not i
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import IO, Any, Final
 
 import fsspec  # type: ignore[import-untyped]
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eagle3_data.errors import SourceError
+from eagle3_data.sources.columns import BadRow, Column, Decoder, decoder, schema_fault
 
 Rows = Iterator[tuple[int, "dict[str, Any] | BadRow"]]
 Numbers = npt.NDArray[np.integer[Any]]
@@ -31,67 +31,12 @@ _COMPRESSIONS: Final = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES: Final = (".jsonl", ".json", ".ndjson", ".parquet", ".traj")
 
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that could not be read: a key of `dialogue.REASONS` and the evidence."""
-
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """An upstream column: its name, its kind (`text`, `list`, `object`, `integer`), and whether rows must have it.
-
-    A `nullable` column must be there, so that a renamed one is told, but single rows may hold a null.
-    """
-
-    name: str
-    kind: str = "text"
-    required: bool = True
-    nullable: bool = False
-
-
-_PYTHON: Final[dict[str, type | tuple[type, ...]]] = {"text": str, "list": list, "object": dict, "integer": int}
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):  # what pandas writes for categories
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-_ARROW: Final[dict[str, Callable[[pa.DataType], bool]]] = {
-    "text": _is_text,
-    "list": lambda t: pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t),
-    "object": pa.types.is_struct,
-    "integer": pa.types.is_integer,
-}
-
-
 def suffix_of(name: str) -> str:
     """Return the lower-case file suffix without a compression suffix."""
     name = name.split("?")[0].lower()
     for ending in _COMPRESSIONS:
         name = name.removesuffix(ending)
     return name[name.rfind(".") :] if "." in name.rsplit("/", 1)[-1] else ""
-
-
-def fault(row: "dict[str, Any] | BadRow", columns: Sequence[Column]) -> BadRow | None:
-    """Return what is wrong with a row's columns, or None."""
-    if isinstance(row, BadRow):
-        return row
-    for column in columns:
-        value = row.get(column.name)
-        if value is None:
-            if column.required and not (column.nullable and column.name in row):
-                found = ", ".join(sorted(map(str, row))[:12]) or "no columns"
-                state = "null" if column.name in row else f"missing (found: {found})"
-                return BadRow("missing_column", f"column '{column.name}' is {state}, expected {column.kind}")
-        elif column.required and not isinstance(value, _PYTHON[column.kind]):
-            kind = type(value).__name__
-            return BadRow("wrong_type", f"column '{column.name}' is {kind}, expected {column.kind}")
-    return None
 
 
 def read_rows(path: str, name: str, columns: Sequence[Column], wanted: Wanted = None) -> Rows:
@@ -285,23 +230,12 @@ def _utf8_pieces(file: IO[bytes], name: str) -> Iterator[str]:
 def _parquet(path: str, name: str, columns: Sequence[Column], wanted: Wanted) -> Rows:
     with fsspec.open(path, "rb") as file, pq.ParquetFile(file) as parquet:
         schema = parquet.schema_arrow
-        for column in columns:
-            index = schema.get_field_index(column.name)
-            if index < 0:
-                if column.required:
-                    raise SourceError(
-                        f"{name}: column '{column.name}' is missing (found: {', '.join(schema.names[:12])}), "
-                        f"expected {column.kind}"
-                    )
-            elif (
-                column.required
-                and not _ARROW[column.kind](schema.field(index).type)
-                and not (column.nullable and pa.types.is_null(schema.field(index).type))
-            ):
-                raise SourceError(
-                    f"{name}: column '{column.name}' is {schema.field(index).type}, expected {column.kind}"
-                )
+        if wrong := schema_fault(schema, columns):
+            raise SourceError(f"{name}: {wrong}")
         names = [column.name for column in columns if column.name in schema.names]
+        kinds = {column.name: column.kind for column in columns}
+        typed = {name: decoder(schema.field(name).type, kinds[name] in ("list", "object")) for name in names}
+        decoders = {name: decode for name, decode in typed.items() if decode}
         start = 0
         for group in range(parquet.num_row_groups):
             size = parquet.metadata.row_group(group).num_rows
@@ -310,11 +244,13 @@ def _parquet(path: str, name: str, columns: Sequence[Column], wanted: Wanted) ->
                 low, high = np.searchsorted(wanted, [start, start + size])
                 chosen = wanted[low:high] - start
             if chosen is None or len(chosen):
-                yield from _group(parquet, group, names, start, chosen)
+                yield from _group(parquet, group, decoders, names, start, chosen)
             start += size
 
 
-def _group(parquet: pq.ParquetFile, group: int, names: list[str], start: int, chosen: Wanted) -> Rows:
+def _group(
+    parquet: pq.ParquetFile, group: int, decoders: dict[str, Decoder], names: list[str], start: int, chosen: Wanted
+) -> Rows:
     offset = 0
     for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=names, use_threads=False):
         if chosen is None:
@@ -326,6 +262,8 @@ def _group(parquet: pq.ParquetFile, group: int, names: list[str], start: int, ch
             table = batch.take(pa.array(numbers, pa.int64())) if len(numbers) else batch.slice(0, 0)
         if len(numbers):
             for number, row in zip(numbers, _python_rows(table), strict=True):
+                if decoders and isinstance(row, dict):
+                    row.update({name: decode(row[name]) for name, decode in decoders.items()})
                 yield start + offset + number, row
         offset += batch.num_rows
 

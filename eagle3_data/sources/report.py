@@ -7,11 +7,29 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eagle3_data.sources.base import ConfigInfo
 from eagle3_data.sources.dialogue import REASONS, Reject
+from eagle3_data.sources.script import answered
 
 EXAMPLES_EACH: Final = 3
 ORIGINS_SHOWN: Final = 50
-LABELS_SHOWN: Final = 20
+_LABELS_HELD: Final = 1000
+_LABELS_SHOWN: Final = 12
+_SAME: Final = 0.05  # distinct prompts are stated as about so many
+
+
+def differences(info: ConfigInfo, report: "SourceReport") -> list[str]:
+    """Say where a whole split has other numbers than its source states; upstream may have changed since."""
+    found = []
+    if info.rows and report.read != info.rows:
+        found.append(f"{report.read:,} rows were read where upstream had {info.rows:,}: it has changed since")
+    counted = report.turns in ("first", "rollout") and not report.filter and not report.duplicates_elsewhere
+    if info.distinct and counted and abs(report.prompts - info.distinct) > _SAME * info.distinct:
+        found.append(f"{report.prompts:,} prompts are distinct where about {info.distinct:,} were expected")
+    return found
 
 
 @dataclass
@@ -30,6 +48,7 @@ class SourceReport:
     options: dict[str, Any] = field(default_factory=dict)
     attribution: dict[str, Any] = field(default_factory=dict)  # SourceInfo.attribution, for cards
     files: list[dict[str, Any]] = field(default_factory=list)  # path, revision, rows
+    files_of: int = 0  # of how many the files were chosen (`files:`), 0 if all were read
     read: int = 0  # upstream rows
     kept: int = 0  # rows with at least one prompt that is new
     duplicates: int = 0  # rows all of whose prompts are known
@@ -44,6 +63,13 @@ class SourceReport:
     licenses: dict[str, int] = field(default_factory=dict)  # of the drawn prompts
     origins: dict[str, int] = field(default_factory=dict)  # of the drawn prompts, the most frequent
     reject_examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    screened: dict[str, int] = field(
+        default_factory=dict
+    )  # drawn prompts that were refused, by the words of the reason
+    benchmarks: list[dict[str, Any]] = field(default_factory=list)  # searched for: name, revision, columns, rows
+    differences: list[str] = field(
+        default_factory=list
+    )  # where the counts are not those that the source's INFO states
 
     @property
     def short(self) -> bool:
@@ -62,6 +88,10 @@ class SourceReport:
         ]
         if self.short:
             lines.append(f"  fewer than the {self.requested:,} asked for: that is all there is")
+        if self.files_of:
+            lines.append(f"  a cluster sample, out of {len(self.files)} of {self.files_of} files")
+        lines += [f"  {count:>9,}  left out when drawn: {words}" for words, count in self.screened.items()]
+        lines += [f"  {difference}" for difference in self.differences]
         if self.turns_scripted:
             lines.append(f"  {self.turns_scripted:,} turns scripted in {self.drawn:,} dialogues")
         for reason, count in sorted(self.cut_short.items()):
@@ -79,36 +109,40 @@ class Tally:
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     origins: Counter[str] = field(default_factory=Counter)
     licenses: Counter[str] = field(default_factory=Counter)
+    drawn: int = 0
     turns_scripted: int = 0
     cut_short: Counter[str] = field(default_factory=Counter)
+    filtered: Counter[str] = field(default_factory=Counter)  # what the filter left out, by label
 
     def reject(self, file: str, row: int, reject: Reject) -> None:
         """Count a rejected row and remember the first few of each reason."""
         self.rejected[reject.reason] += 1
-        self._remember(reject.reason, {"file": file, "row": row, "detail": reject.detail})
+        if reject.reason == "filter" and (reject.detail in self.filtered or len(self.filtered) < _LABELS_HELD):
+            self.filtered[reject.detail] += 1
+        examples = self.examples.setdefault(reject.reason, [])
+        if len(examples) < EXAMPLES_EACH:
+            examples.append({"file": file, "row": row, "detail": reject.detail})
 
-    def _remember(self, reason: str, example: dict[str, Any]) -> None:
-        """Keep an example; of a filter one for each label, so that its user sees which labels there are."""
-        examples = self.examples.setdefault(reason, [])
-        if reason != "filter":
-            if len(examples) < EXAMPLES_EACH:
-                examples.append(example)
-        elif len(examples) < LABELS_SHOWN and all(example["detail"] != known["detail"] for known in examples):
-            examples.append(example)
+    def draw(self, table: pa.Table, *, scripts: bool) -> None:
+        """Count drawn prompts, or scripts of dialogues, by their labels."""
+        self.drawn += table.num_rows
+        for name, counts in (("origin", self.origins), ("license", self.licenses)):
+            for entry in pc.value_counts(table[name]).to_pylist():
+                counts[entry["values"]] += entry["counts"]
+        if scripts:
+            columns = zip(table["messages"].to_pylist(), table["source_turn"].to_pylist(), strict=True)
+            self.turns_scripted += sum(len(answered(messages, turn)) for messages, turn in columns)
+            self.cut_short.update(damage for damage in table["damage"].to_pylist() if damage)
 
-    def script(self, turns: int, damage: str) -> None:
-        """Count a drawn dialogue, its turns to be answered, and why it ends early ("" if it does not)."""
-        self.turns_scripted += turns
-        if damage:
-            self.cut_short[damage] += 1
+    def labels(self) -> str:
+        """Return the labels that the filter left out, the most frequent first, for an error."""
+        shown = ", ".join(f"{label} ({rows:,} rows)" for label, rows in self.filtered.most_common(_LABELS_SHOWN))
+        return f"{shown}, and others" if len(self.filtered) > _LABELS_SHOWN else shown
 
     def add(self, other: "Tally") -> None:
-        """Add a later part's counts."""
+        """Add a later part's counts of rejected rows."""
         self.rejected += other.rejected
-        self.origins += other.origins
-        self.licenses += other.licenses
-        self.turns_scripted += other.turns_scripted
-        self.cut_short += other.cut_short
+        self.filtered += other.filtered
         for reason, examples in other.examples.items():
-            for example in examples:
-                self._remember(reason, example)
+            mine = self.examples.setdefault(reason, [])
+            mine.extend(examples[: EXAMPLES_EACH - len(mine)])

@@ -237,7 +237,7 @@ def test_wrong_input_is_one_line_and_the_right_status(url: str, tokenizer: Path,
             (
                 recipe(tmp_path / "e.yaml", url, tokenizer, data, filter={"origin": "nobody"}),
                 2,
-                "its filter left out origin",
+                "the filter leaves out origin",
             ),
         ]
         for path, status, message in cases:

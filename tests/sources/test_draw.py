@@ -15,8 +15,6 @@ import pytest
 from eagle3_data.errors import DiskFull, SourceError
 from eagle3_data.schema import PROMPT_FEATURES, clean_messages, sample_id
 from eagle3_data.sources import SOURCES, draw, load_source, sample_rows
-from eagle3_data.sources.dialogue import Reject
-from eagle3_data.sources.report import Tally
 
 
 def chat(*texts: str) -> dict[str, Any]:
@@ -271,15 +269,3 @@ def test_progress_is_told(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
     draw("chat", None, path, rows=1500, cache_dir=tmp_path, progress=lambda *step: seen.append(step))
     assert seen == [("read", 1000), ("read", 2000), ("read", 2500), ("write", 1024), ("write", 1500)]
-
-
-def test_a_filter_remembers_every_label_that_it_left_out() -> None:
-    first, second = Tally(), Tally()
-    for row in range(60):
-        first.reject("a.jsonl", row, Reject("filter", f"origin {['code', 'math'][row % 2]!r}"))
-        second.reject("b.jsonl", row, Reject("filter", f"origin {row!r}"))
-        second.reject("b.jsonl", row, Reject("empty", "no text"))
-    first.add(second)
-    details = [example["detail"] for example in first.examples["filter"]]
-    assert details[:4] == ["origin 'code'", "origin 'math'", "origin 0", "origin 1"] and len(details) == 20
-    assert first.rejected == {"filter": 120, "empty": 60} and len(first.examples["empty"]) == 3

@@ -13,7 +13,8 @@ import pytest
 
 from eagle3_data.errors import SourceError
 from eagle3_data.sources import draw
-from eagle3_data.sources.reading import BadRow, Column, read_rows
+from eagle3_data.sources.columns import BadRow, Column
+from eagle3_data.sources.reading import read_rows
 
 ROWS = [
     {"system": f"s {i} \u2028\u0085", "chat": "é" * (i * 37 % 90), "more": {"list": [i, None]}} for i in range(600)
@@ -107,7 +108,10 @@ def good(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"prompt": "x", "system": "y"}, r"column 'chat' is missing \(found: prompt, system\), expected text"),
+        (
+            {"prompt": "x", "system": "y"},
+            r"column 'chat' is missing: found prompt, system; expected system \(text\), chat \(text\)",
+        ),
         (good(chat=["USER: x"]), "column 'chat' is list.*, expected text"),
         (good(system=3), "column 'system' is int.*, expected text"),
     ],
@@ -159,7 +163,7 @@ def test_an_empty_file_and_an_unknown_form_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "config", "row", "options", "words"),
     [
-        ("B4_mixturethoughts", "all", {"num_tokens": 1}, {}, "column 'source' is missing .*, expected text"),
+        ("B4_mixturethoughts", "all", {"num_tokens": 1}, {}, "column 'source' is missing: found .*expected"),
         ("B5_openthoughts", "openthoughts2-1m", {}, {}, "column 'source' is missing"),
         ("B5_openthoughts", "openthoughts3-1.2m", {"source": "x"}, {}, "column 'domain' is missing"),
         ("B8_sweagent", "nebius", {}, {}, "column 'instance_id' is missing"),

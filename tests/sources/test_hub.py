@@ -15,6 +15,7 @@ JOB = """
 import json, sys, tempfile
 from pathlib import Path
 import datasets
+import huggingface_hub
 from huggingface_hub import HfApi
 from eagle3_data.errors import Eagle3DataError
 from eagle3_data.sources import draw
@@ -65,6 +66,10 @@ second = upload(math__a=rows("four", "two"))
 after = load(url, cache_dir=cache)
 newer = draw("B4_mixturethoughts", "math", repo=repo, cache_dir=cache)
 pinned = draw("B4_mixturethoughts", "math", repo=repo, revision=first, cache_dir=cache)
+fetched = []
+download = huggingface_hub.hf_hub_download
+huggingface_hub.hf_hub_download = lambda repo, path, **more: (fetched.append(path), download(repo, path, **more))[1]
+part = draw("B4_mixturethoughts", "math", repo=repo, files=0.5, cache_dir=cache + "/part")
 text = lambda data: sorted(row["messages"][0]["content"] for row in data)
 print(json.dumps({
     "first": first, "second": second, "report": drawn.report.to_dict(),
@@ -72,6 +77,7 @@ print(json.dumps({
     "places": sorted({(row["source_file"], row["source_row"], row["source_revision"]) for row in drawn.prompts}),
     "equal": sorted(map(str, streamed)) == sorted(map(str, drawn.prompts)) == sorted(map(str, before)),
     "after": [text(after), text(newer.prompts), newer.report.revision],
+    "part": [fetched, [file["path"] for file in part.report.files], part.report.files_of],
     "pinned": [text(pinned.prompts), pinned.report.revision, pinned.path == drawn.path],
     "errors": [error(repo="org/none"), error(split="test"), error(revision="v9"), error(upstream="poems"),
                error(repo="", data_files=f"hf://datasets/{repo}/nothing/*.jsonl")],
@@ -101,6 +107,11 @@ def test_a_hub_data_set_is_read_at_one_commit(seen: Any) -> None:
 def test_a_new_commit_is_read_and_the_old_one_stays_pinned(seen: Any) -> None:
     assert seen["after"] == [["four", "three", "two"], ["four", "three", "two"], seen["second"]]
     assert seen["pinned"] == [["one", "three", "two"], seen["first"], True]
+
+
+def test_a_choice_of_files_fetches_no_others(seen: Any) -> None:
+    fetched, files, files_of = seen["part"]
+    assert fetched == files and len(files) == 1 and files_of == 2
 
 
 def test_what_the_hub_refuses_is_one_line(seen: Any) -> None:

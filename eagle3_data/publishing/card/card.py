@@ -253,6 +253,9 @@ def _source(
         "left_out": manifest.get("left_out", {}).get(name, {}),
         "sampling": _words(extent.get("sampling") or {}),
         **_percentiles(lengths.get("sources", {}).get(name, {})),
+        "benchmarks": report.get("benchmarks", []),
+        "files_of": report.get("files_of", 0),
+        "files_read": len(report.get("files", [])),
     }
 
 

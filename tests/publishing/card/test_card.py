@@ -262,3 +262,17 @@ def test_a_source_of_another_package_brings_its_own_attribution(tmp_path: Path) 
     text = render_card(folder)
     assert "from [Asked](https://example.org/asked): MIT." in text and "  - Asked by nobody." in text
     assert "- B1_glaive: riddles of RiddleBench." in text
+
+
+def test_it_says_which_benchmarks_were_searched_for_and_what_is_a_cluster_sample(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", {"B1_glaive": 4})
+    plain = render_card(folder)
+    assert "No benchmark was searched for" in plain and "cluster sample" not in plain
+    manifest = folder.read_manifest().to_dict()
+    found = [{"name": "openai/gsm8k", "revision": "abc", "columns": ["question"], "rows": 1319}]
+    manifest["sources"]["B1_glaive"].update(benchmarks=found, files_of=30)
+    manifest["sources"]["B1_glaive"]["rejected"]["benchmark"] = 17
+    folder.write_manifest(manifest)
+    text = render_card(folder)
+    assert "openai/gsm8k (revision abc, 1,319 questions) were left out: 17." in text
+    assert "B1_glaive is a cluster sample: 1 of 30 upstream files" in text
