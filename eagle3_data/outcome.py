@@ -23,6 +23,7 @@ class Kind(Enum):
     RECORD = "record"
     FAILURE = "failure"  # failures.parquet
     SKIPPED = "skipped"  # skipped.parquet
+    ENDED = "ended"  # no row: the dialogue ended before this turn
 
 
 class Outcome(IntEnum):
@@ -33,26 +34,39 @@ class Outcome(IntEnum):
         label: what files and people call it; of a record its finish_reason.
         limit: what cut the answer: "cap" (the cap of its source), "context", or "" where nothing did.
         relabels: replaces an earlier answer of as many rounds, because it says more about the same one.
+        loops: the cut answer repeats itself, so that no higher cap helps it.
     """
 
     kind: Kind
     label: str
     limit: str
     relabels: bool
+    loops: bool
 
-    def __new__(cls, code: int, kind: Kind, label: str, limit: str = "", relabels: bool = False) -> Self:
+    def __new__(
+        cls, code: int, kind: Kind, label: str, limit: str = "", relabels: bool = False, loops: bool = False
+    ) -> Self:
         member = int.__new__(cls, code)
         member._value_ = code
-        member.kind, member.label, member.limit, member.relabels = kind, label, limit, relabels
+        member.kind, member.label, member.limit = kind, label, limit
+        member.relabels, member.loops = relabels, loops
         return member
 
-    #                 code  kind           label             limit      relabels
+    #                code  kind         label             limit      relabels loops
     NONE = (0, Kind.NOWHERE, "")
     STOP = (1, Kind.RECORD, "stop")
     LENGTH_CAP = (2, Kind.RECORD, "length_cap", "cap")
     LENGTH_CONTEXT = (3, Kind.RECORD, "length_context", "context", True)
     FAILED = (4, Kind.FAILURE, "failed")
     SKIPPED = (5, Kind.SKIPPED, "skipped")
+    LOOP_CAP = (6, Kind.RECORD, "length_cap", "cap", False, True)
+    ENDED_CUT = (7, Kind.ENDED, "cut")
+    ENDED_LOOP = (8, Kind.ENDED, "loop")
+    ENDED_OTHER_CALL = (9, Kind.ENDED, "other_call")
+    ENDED_NO_CALL = (10, Kind.ENDED, "no_call")
+    ENDED_CALL_UNREADABLE = (11, Kind.ENDED, "call_unreadable")
+    ENDED_AT_CALL = (12, Kind.ENDED, "call")  # with tool_results: stop
+    ENDED_CONTEXT = (13, Kind.ENDED, "context")
 
     @property
     def answered(self) -> bool:
@@ -75,6 +89,11 @@ class Outcome(IntEnum):
         return self.answered and self.limit == "cap"
 
     @property
+    def extendable(self) -> bool:
+        """Whether `extend` lets the answer go on."""
+        return self.cut_by_cap and not self.loops
+
+    @property
     def cut_by_context(self) -> bool:
         """Whether the context was full."""
         return self.answered and self.limit == "context"
@@ -90,14 +109,30 @@ class Outcome(IntEnum):
         return self.kind is Kind.SKIPPED
 
     @property
+    def ended(self) -> bool:
+        """Whether the dialogue ended before this turn, with `label` as the reason."""
+        return self.kind is Kind.ENDED
+
+    @property
+    def ended_by_cut(self) -> bool:
+        """Whether the dialogue goes on when the answer before this turn is no longer cut."""
+        return self.ended and self.label == "cut"
+
+    @property
+    def tried_again(self) -> bool:
+        """Whether the next run looks at the row again."""
+        return self.missing or self.failed or self.skipped or (self.ended and self.label == "context")
+
+    @property
     def missing(self) -> bool:
         """Whether there is no outcome yet."""
         return self.kind is Kind.NOWHERE
 
 
 _BY_CODE: Final = {int(outcome): outcome for outcome in Outcome}
-FINISH_REASONS: Final = tuple(outcome.label for outcome in Outcome if outcome.answered)
-_BY_REASON: Final = {outcome.label: outcome for outcome in Outcome if outcome.answered}
+# Of outcomes with one label, the first: what a finish_reason cannot say is in a column of its own (loop_tokens).
+_BY_REASON: Final = {outcome.label: outcome for outcome in reversed(Outcome) if outcome.answered}
+FINISH_REASONS: Final = tuple(dict.fromkeys(outcome.label for outcome in Outcome if outcome.answered))
 
 
 def of_code(code: int) -> Outcome:
@@ -125,7 +160,7 @@ def of_reason(finish_reason: str) -> Outcome:
 
 def reasons(holds: str) -> tuple[str, ...]:
     """Return the finish_reasons of which the property named `holds` is true, in the order of the table."""
-    return tuple(label for label, outcome in _BY_REASON.items() if getattr(outcome, holds))
+    return tuple(label for label in FINISH_REASONS if getattr(_BY_REASON[label], holds))
 
 
 def flags(codes: npt.NDArray[Any], holds: str) -> Flags:

@@ -28,7 +28,7 @@ def test_names_of_reasons() -> None:
 
 @pytest.mark.parametrize("outcome", list(Outcome), ids=lambda outcome: outcome.name)
 def test_every_outcome_is_kept_in_one_place(outcome: Outcome) -> None:
-    assert sum((outcome.answered, outcome.failed, outcome.skipped, outcome.missing)) == 1
+    assert sum((outcome.answered, outcome.failed, outcome.skipped, outcome.missing, outcome.ended)) == 1
     assert outcome.answered == (outcome.finished or outcome.cut)
     assert outcome.cut == (outcome.cut_by_cap or outcome.cut_by_context)
     assert of_code(int(outcome)) is outcome

@@ -28,15 +28,18 @@ from eagle3_data.generation.client.protocol import AnswerReader, RequestBody
 from eagle3_data.generation.client.retrying import ContextLearnt, RetryPolicy, RowError
 from eagle3_data.generation.client.server import Server
 from eagle3_data.generation.client.servers import Concurrency
+from eagle3_data.generation.dialogues import Conversation, ScriptedPrompt, SourceSettings, Turn
 from eagle3_data.generation.journal.entry import Entry, Head, Ids, prompt_crc
 from eagle3_data.generation.journal.journal import Journal, shared_journal
-from eagle3_data.generation.records.columns import Answered, step_columns
+from eagle3_data.generation.records.columns import DIALOGUE_FEATURES, Answered, step_columns
+from eagle3_data.loops import loop_tokens
 from eagle3_data.outcome import Outcome, of_code
 from eagle3_data.sampling import complete_sampling
 from eagle3_data.schema import clean_messages
 
 # Below this many rows at once Dataset.map spins on the tasks that wait behind a slow one (60 CPU seconds where 3 do).
 _MAP_TASKS: Final = 200_000
+_PLAIN: Final = SourceSettings()
 _GUARD_WINDOW: Final = 100
 _GUARD_AT_LEAST: Final = 20
 
@@ -84,6 +87,7 @@ class Generator:
         round_tokens: fetch answers in pieces of so many tokens, for balancers that end silent requests; by default
             such are recognised, and answers fetched whole until then.
         proxy: URL of an HTTP proxy to the servers; HTTP(S)_PROXY are ignored for them.
+        sources: how single sources are asked where that differs.
 
     Raises:
         UsageError, RecipeError: an argument is wrong.
@@ -109,6 +113,7 @@ class Generator:
         shard: tuple[int, int] = (0, 1),
         round_tokens: int | None = None,
         proxy: str | None = None,
+        sources: Mapping[str, SourceSettings] | None = None,
     ) -> None:
         if isinstance(urls, str):
             raise UsageError("urls: give a list of servers, not one text")
@@ -120,6 +125,13 @@ class Generator:
         self.target = target
         self.sampling = complete_sampling(sampling)
         self.shard = shard
+        self._sources = dict(sources or {})
+        self._bodies: dict[str, RequestBody] = {}
+        for source, settings in self._sources.items():
+            sampling_here = self.sampling_of(source)
+            if settings.samples > 1 and not sampling_here["temperature"]:
+                raise UsageError(f"{source}: samples {settings.samples} at temperature 0 would all be the same answer")
+            self._bodies[source] = RequestBody(sampling_here, target.stop_token_ids)
         self.failure_guard = FailureGuard(max_failure_share)
         self._ladders = {source: ladder(cap, extend) for source, cap in caps.items()}
         self._extend = bool(extend)
@@ -149,9 +161,17 @@ class Generator:
 
     def identity(self) -> dict[str, Any]:
         """Return what the answers depend on, as the journal guards it."""
-        return {
+        whole = {
             "target": self.target.identity(),
             "sampling": {**self.sampling, "stop_token_ids": list(self.target.stop_token_ids)},
+        }
+        named = {*self._sources, *self._ladders} - {""}
+        return whole | {
+            f"source {name}": {
+                "sampling": self.sampling_of(name),
+                "thinking": self.target_of(name).identity().get("thinking"),
+            }
+            for name in sorted(named)
         }
 
     def __enter__(self) -> Self:
@@ -194,20 +214,119 @@ class Generator:
             raise DataError(
                 f"generate: the row has no column {error}; it needs sample_id, and input_ids or messages and tools"
             ) from None
+        if len(row.get("later_turns") or ()) or self.samples_of(source) > 1:
+            raise DataError(
+                f"generate: {sample_id} has several answers (turns: rollout, or samples); use "
+                "prompts.map(step.generate_dialogues, batched=True, batch_size=1, "
+                "remove_columns=prompts.column_names, features=eagle3_data.generation.DIALOGUE_FEATURES)"
+            )
+        target = self.target_of(source)
         place = str(row.get("dialogue") or sample_id), int(row.get("turn") or 0)
         if given is not None:
             ids = np.asarray(given, np.int32)
         else:
             tools = row.get("tools") or "[]"
             try:
-                ids = np.asarray(self.target.render_batch([clean_messages(messages or [])], [tools])[0], np.int32)
+                ids = np.asarray(target.render_batch([clean_messages(messages or [])], [tools])[0], np.int32)
             except Exception as error:
                 ids, entry = np.zeros(0, np.int32), self.fault(sample_id, _said(error))
-                return step_columns(self.target, Answered(ids, entry, *place))
+                return step_columns(target, Answered(ids, entry, *place))
         entry = await self.answer(sample_id, source, ids)
         if self.journal.backlog_full:
             await asyncio.to_thread(self.journal.flush)
-        return step_columns(self.target, Answered(ids, entry, *place))
+        return step_columns(target, Answered(ids, entry, *place))
+
+    async def generate_dialogues(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """Return every record of some prompts: each sample, and of a script each turn, as rows of DIALOGUE_FEATURES.
+
+        For `prompts.map(…, batched=True, batch_size=1, remove_columns=prompts.column_names)`: one prompt or dialogue
+        in, its records out, failed turns with `error`.
+
+        Args:
+            batch: columns of PROMPT_FEATURES.
+
+        Raises: as `generate`.
+        """
+        columns: dict[str, list[Any]] = {name: [] for name in DIALOGUE_FEATURES}
+        for at in range(len(batch["sample_id"])):
+            row = {name: values[at] for name, values in batch.items()}
+            source, sample_id = str(row.get("source", "")), str(row["sample_id"])
+            target, prompt = self.target_of(source), ScriptedPrompt.of_row(row)
+            prompt = prompt or ScriptedPrompt.of_one(row)
+            home: Server | None = None
+            for sample in range(self.samples_of(source)):
+                turns, _, home = await self.converse(prompt, sample_id, source, None, sample=sample, home=home)
+                for turn in turns:
+                    made = Answered(turn.input_ids, turn.entry, str(row.get("dialogue") or sample_id), turn.number)
+                    if not prompt.later_turns:
+                        made.turn = int(row.get("turn") or 0)
+                    known = {**row, "sample_id": turn.sample_id, "source_turn": prompt.script.turns[turn.number]}
+                    values = {**known, **step_columns(target, made)}
+                    for name, column in columns.items():
+                        column.append(values[name])
+            if self.journal.backlog_full:
+                await asyncio.to_thread(self.journal.flush)
+        return columns
+
+    async def converse(
+        self,
+        prompt: ScriptedPrompt,
+        sample_id: str,
+        source: str,
+        ids: Ids | None,
+        *,
+        sample: int = 0,
+        home: Server | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> tuple[list[Turn], Outcome | None, Server | None]:
+        """Have one dialogue, turn by turn; what the journal holds of it is replayed, not asked again.
+
+        Args:
+            prompt: its script.
+            sample_id: of the first turn.
+            source: its source.
+            ids: the first prompt, rendered; None to render it here.
+            sample: which of several dialogues to one script.
+            home: the server that is asked first.
+            stopping: ends it between two turns.
+
+        Returns:
+            The turns in order, of which the last may have failed; why the dialogue ended early (None where every turn
+            was answered, or where it goes on in the next run); and the server that was asked last.
+
+        Raises: as `generate`.
+        """
+        target = self.target_of(source)
+        talk = Conversation(target, prompt, self.settings_of(source).tool_results)
+        turns: list[Turn] = []
+        for number, name in enumerate((sample_id, *prompt.later_turns)):
+            if number or ids is None:
+                try:
+                    rendered = await asyncio.to_thread(target.render_batch, [list(talk.messages)], [talk.tools])
+                    ids = np.asarray(rendered[0], np.int32)
+                except Exception as error:
+                    entry = self.fault(name, _said(error), sample)
+                    turns.append(Turn(name, number, np.zeros(0, np.int32), entry))
+                    return turns, None, home
+            head = self.journal.head(name, sample)
+            unfit = Outcome.ENDED_CONTEXT if number else Outcome.SKIPPED
+            entry, asked = await self.outcome(name, source, ids, home, head, sample=sample, unfit=unfit)
+            home = asked or home
+            if entry.outcome.ended:
+                return turns, entry.outcome, home
+            turns.append(Turn(name, number, ids, entry))
+            if not entry.outcome.answered or number == len(prompt.later_turns):
+                return turns, None, home
+            ended = talk.advance(entry.outcome, entry.output_ids, ids)
+            following = prompt.later_turns[number]
+            if ended is not None:
+                known = self.journal.head(following, sample)
+                if known is None or known.outcome != ended:
+                    self.journal.append(Entry(following, ended, 0, 0, reason=ended.label, sample=sample))
+                return turns, ended, home
+            if stopping():
+                return turns, None, home
+        return turns, None, home
 
     async def answer(self, sample_id: str, source: str, ids: Ids, home: Server | None = None) -> Entry:
         """Return a row's outcome, from the journal or from a server. Rows asked for twice at once are asked once."""
@@ -229,16 +348,25 @@ class Generator:
             del self._under_way[sample_id]
 
     async def outcome(
-        self, sample_id: str, source: str, ids: Ids, home: Server | None = None, head: Head | None = None
+        self,
+        sample_id: str,
+        source: str,
+        ids: Ids,
+        home: Server | None = None,
+        head: Head | None = None,
+        *,
+        sample: int = 0,
+        unfit: Outcome = Outcome.SKIPPED,
     ) -> tuple[Entry, Server | None]:
         """Return a row's outcome and the server that gave it (None when none was asked).
 
-        `head` is what the journal says of the row, for callers who looked it up.
+        `head` is what the journal says of the row, for callers who looked it up; `unfit` is what becomes of a prompt
+        that leaves no room.
         """
         caps = self.caps(source)
         known: Entry | None = None
         if head is not None and of_code(head.outcome).answered:
-            known = self.journal.get(sample_id)
+            known = self.journal.get(sample_id, sample)
             assert known is not None
             if known.prompt_tokens != len(ids) or known.prompt_crc != prompt_crc(ids):
                 raise DataError(
@@ -250,6 +378,7 @@ class Generator:
         fault = self.unsendable(ids)
         if fault:
             entry = Entry(sample_id, Outcome.FAILED, len(ids), prompt_crc(ids), reason="vocabulary", message=fault)
+            entry.sample = sample
             return self._keep(entry, known_bad=head is not None), None
         connection = await self.connections.get()
         entry_now, server, crc = known, home, prompt_crc(ids)
@@ -257,7 +386,8 @@ class Generator:
             if entry_now is not None and not self.continues(entry_now.outcome, entry_now.budget, [cap]):
                 continue
             try:
-                entry_now, server = await self._round(connection, sample_id, ids, crc, cap, entry_now, server)
+                blank = Entry(sample_id, unfit, len(ids), crc, sample=sample)
+                entry_now, server = await self._round(connection, source, ids, cap, entry_now or blank, server)
             except RowError as error:
                 failed = Entry(
                     sample_id,
@@ -268,14 +398,15 @@ class Generator:
                     message=error.message,
                     http_status=error.http_status,
                     attempts=error.attempts,
+                    sample=sample,
                 )
                 # A row that already has an answer keeps it: the journal prefers any answer to a failure.
                 self._keep(failed, known_bad=head is not None and not of_code(head.outcome).answered)
                 return entry_now or failed, server
             # A prompt that still does not fit has said so already.
-            if head is None or not (of_code(head.outcome).skipped and entry_now.outcome.skipped):
+            if head is None or entry_now.outcome.answered or head.outcome != entry_now.outcome:
                 self._keep(entry_now)
-            if not entry_now.outcome.cut_by_cap:
+            if not entry_now.outcome.extendable:
                 break
         assert entry_now is not None
         return entry_now, server
@@ -283,39 +414,40 @@ class Generator:
     async def _round(
         self,
         connection: Connection,
-        sample_id: str,
+        source: str,
         ids: Ids,
-        crc: int,
         cap: int,
-        before: Entry | None,
+        before: Entry,
         home: Server | None,
     ) -> tuple[Entry, Server | None]:
-        """Ask once, for the answer or for its continuation, and return the row's outcome so far."""
-        sent = before.budget if before else 0
-        asked = np.concatenate([ids, before.output_ids]) if before else ids
+        """Ask once, for the answer or for its continuation, and return the row's outcome so far.
+
+        `before` is the answer so far, or an entry without an answer that says what a prompt without room becomes.
+        """
+        asked = np.concatenate([ids, before.output_ids])
         while True:
             limits = connection.servers.limits
             assert limits is not None
-            budget = limits.budget(len(asked), cap - sent)
+            budget = limits.budget(len(asked), cap - before.budget)
             if budget < 1:
-                if before is None:
-                    longest = limits.longest_prompt
-                    entry = Entry(sample_id, Outcome.SKIPPED, len(ids), crc, budget=longest, reason="context")
-                    entry.message = (
-                        f"the prompt of {len(ids)} tokens leaves no room; the longest that does has {longest}"
-                    )
-                    return entry, None
-                return dataclasses.replace(before, outcome=Outcome.LENGTH_CONTEXT), home
+                if before.outcome.answered:
+                    return dataclasses.replace(before, outcome=Outcome.LENGTH_CONTEXT), home
+                room = limits.longest_prompt
+                message = f"the prompt of {len(ids)} tokens leaves no room; the longest that does has {room}"
+                return dataclasses.replace(before, budget=room, reason="context", message=message), None
             try:
-                answer, server = await connection.client.ask(asked, budget, home)
+                answer, server = await connection.client.ask(asked, budget, home, self._bodies.get(source))
                 break
             except ContextLearnt:
                 continue
-        outcome = Outcome.STOP if answer.stopped else truncation(sent + budget, cap)
-        output = np.concatenate([before.output_ids, answer.output_ids]) if before else answer.output_ids
-        rounds = before.rounds + 1 if before else 1
-        stop = answer.stop_token_id
-        return Entry(sample_id, outcome, len(ids), crc, sent + budget, rounds, stop, output), server
+        sent = before.budget + budget
+        output = np.concatenate([before.output_ids, answer.output_ids])
+        outcome = Outcome.STOP if answer.stopped else truncation(sent, cap)
+        if outcome.extendable and loop_tokens(output):
+            outcome = Outcome.LOOP_CAP
+        entry = dataclasses.replace(before, outcome=outcome, budget=sent, rounds=before.rounds + 1)
+        entry.stop_token_id, entry.output_ids = answer.stop_token_id, output
+        return entry, server
 
     def _keep(self, entry: Entry, known_bad: bool = False) -> Entry:
         self.journal.append(entry)
@@ -338,7 +470,7 @@ class Generator:
 
     def continues(self, outcome: Outcome, budget: int, caps: list[int]) -> bool:
         """Whether a finished row was cut at an older cap and is to go on."""
-        return self._extend and outcome.cut_by_cap and budget < caps[-1]
+        return self._extend and outcome.extendable and budget < caps[-1]
 
     @property
     def extends(self) -> bool:
@@ -355,9 +487,27 @@ class Generator:
             return f"input_ids holds {int(wrong[0])}, outside the target's {self._vocabulary_size} tokens"
         return ""
 
-    def fault(self, sample_id: str, message: str) -> Entry:
+    def fault(self, sample_id: str, message: str, sample: int = 0) -> Entry:
         """Keep that a prompt could not be rendered: a fault of its own, which says nothing of the servers."""
-        return self._keep(Entry(sample_id, Outcome.FAILED, 0, 0, reason="render", message=message), known_bad=True)
+        entry = Entry(sample_id, Outcome.FAILED, 0, 0, reason="render", message=message, sample=sample)
+        return self._keep(entry, known_bad=True)
+
+    def settings_of(self, source: str) -> SourceSettings:
+        """Return how a source is asked."""
+        return self._sources.get(source, _PLAIN)
+
+    def samples_of(self, source: str) -> int:
+        """Return how many answers each prompt of a source gets."""
+        return self.settings_of(source).samples
+
+    def target_of(self, source: str) -> AskedTarget:
+        """Return the target under the thinking switch of a source."""
+        return self.settings_of(source).target or self.target
+
+    def sampling_of(self, source: str) -> dict[str, float | int]:
+        """Return every sampling parameter of a source."""
+        own = self.settings_of(source).sampling
+        return self.sampling if own is None else complete_sampling(own, f"sampling of {source}")
 
 
 class _ForOneProcess:

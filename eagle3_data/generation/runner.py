@@ -21,8 +21,9 @@ from datasets import Dataset
 
 from eagle3_data.errors import EngineError
 from eagle3_data.generation.client.server import Server
+from eagle3_data.generation.dialogues import ScriptedPrompt
 from eagle3_data.generation.generator import Generator
-from eagle3_data.generation.journal.entry import Entry
+from eagle3_data.generation.journal.entry import Entry, Ids
 from eagle3_data.generation.progress import Progress, Rate, recount
 from eagle3_data.generation.prompts.queue import Queues
 from eagle3_data.generation.prompts.waiting import PendingSource, pending_sources
@@ -261,17 +262,54 @@ class GenerationRun:
             for row, guess in zip(rows, expected, strict=True):
                 if self._draining:
                     break
-                sample_id, ids = source.rendered.row(row)
-                head = self.step.journal.head(sample_id)
-                before, had = (of_code(head.outcome), head.tokens) if head else (Outcome.NONE, 0)
-                if len(ids) == 0 and row in source.rendered.faults:
-                    entry = self.step.fault(sample_id, source.rendered.faults[row])
-                else:
-                    entry, home = await self.step.outcome(sample_id, source.name, ids, home, head)
-                self._count(source, before, had, guess, entry)
+                for sample in range(source.samples):
+                    if self._draining:
+                        break
+                    home = await self._one(source, row, sample, guess / source.samples, home)
         finally:
             source.progress.in_flight -= 1
             self._in_flight -= 1
+
+    async def _one(
+        self, source: PendingSource, row: int, sample: int, guess: float, home: Server | None
+    ) -> Server | None:
+        """Answer one sample of one prompt, which may be a whole dialogue; return the server that was asked last."""
+        sample_id, ids, script = source.rendered.row(row)
+        head = self.step.journal.head(sample_id, sample)
+        before, had = (of_code(head.outcome), head.tokens) if head else (Outcome.NONE, 0)
+        if len(ids) == 0 and row in source.rendered.faults:
+            entry = self.step.fault(sample_id, source.rendered.faults[row], sample)
+        elif script is None:
+            entry, asked = await self.step.outcome(sample_id, source.name, ids, home, head, sample=sample)
+            home = asked or home
+        else:
+            return await self._dialogue(source, sample_id, ids, script, sample, guess, home)
+        self._count(source, before, had, guess, entry)
+        return home
+
+    async def _dialogue(
+        self,
+        source: PendingSource,
+        sample_id: str,
+        ids: Ids,
+        script: ScriptedPrompt,
+        sample: int,
+        guess: float,
+        home: Server | None,
+    ) -> Server | None:
+        heads = (self.step.journal.head(name, sample) for name in (sample_id, *script.later_turns))
+        had = sum(head.tokens for head in heads if head is not None and of_code(head.outcome).answered)
+        turns, ended, home = await self.step.converse(
+            script, sample_id, source.name, ids, sample=sample, home=home, stopping=lambda: self._draining
+        )
+        answers = [turn.entry for turn in turns if turn.entry.outcome.answered]
+        tokens = sum(len(entry.output_ids) for entry in answers)
+        self._tokens += tokens - had
+        if turns and (ended or not turns[-1].entry.outcome.answered or len(answers) > len(script.later_turns)):
+            recount(source.progress, Outcome.NONE, turns[-1].entry)
+        if answers:
+            source.queue.learned.note(guess, tokens)
+        return home
 
     def _count(self, source: PendingSource, before: Outcome, had: int, guess: float, entry: Entry) -> None:
         recount(source.progress, before if before.answered else Outcome.NONE, entry)

@@ -92,6 +92,7 @@ class _Tries:
     """What one piece of an answer has been through."""
 
     home: Server | None
+    body: RequestBody
     attempts: int = 0
     losses: int = 0
     refusals: int = 0
@@ -145,13 +146,16 @@ class RetryingClient:
         self._policy = policy
         self._request_timeout = request_timeout
 
-    async def ask(self, ids: Ids, budget: int, home: Server | None = None) -> tuple[Answer, Server]:
+    async def ask(
+        self, ids: Ids, budget: int, home: Server | None = None, request: RequestBody | None = None
+    ) -> tuple[Answer, Server]:
         """Return the answer and who gave it.
 
         Args:
             ids: the prompt, int32, shape (tokens,), every id inside the vocabulary.
             budget: max_new_tokens, at least 1.
             home: the server that holds this dialogue's prefix.
+            request: builds the request, where the source has sampling of its own.
 
         Raises:
             RowError: refused, wrong, or tried too often.
@@ -159,10 +163,11 @@ class RetryingClient:
             EngineError: the run must stop.
         """
         whole: Answer | None = None
-        tries = _Tries(home)
+        body = request or self._body
+        tries = _Tries(home, body)
         left = budget
         while True:
-            piece = self.servers.round_tokens if self._body.continues else None
+            piece = self.servers.round_tokens if body.continues else None
             size = left if piece is None or left < piece + _SHORTEST_PIECE else piece
             asked = ids if whole is None else np.concatenate([ids, whole.output_ids])
             try:
@@ -176,11 +181,11 @@ class RetryingClient:
                 self.cached_tokens += whole.cached_tokens
                 self.trimmed += answer.trimmed > 0
                 return whole, server
-            tries = _Tries(server)
+            tries = _Tries(server, body)
 
     async def _ask(self, ids: Ids, budget: int, tries: _Tries) -> tuple[Answer, Server]:
         """Ask for one piece, as `ask`."""
-        data, limit = self._body.build(ids, budget), body_limit(budget)
+        data, limit = tries.body.build(ids, budget), body_limit(budget)
         seconds = self._request_timeout + limit / _SLOWEST_TRANSFER
         while True:
             server = await self.servers.acquire(tries.home, tries.avoid)
@@ -316,9 +321,9 @@ class RetryingClient:
             _CutByTimer: it can be asked for in a shorter piece.
             RowError: it cannot.
         """
-        self.servers.cut_by_timer(server, asked if self._body.continues else 0)
+        self.servers.cut_by_timer(server, asked if tries.body.continues else 0)
         piece = self.servers.round_tokens
-        if self._body.continues and piece is not None and piece + _SHORTEST_PIECE <= asked:
+        if tries.body.continues and piece is not None and piece + _SHORTEST_PIECE <= asked:
             raise _CutByTimer
         self.cut_rows += 1
         reason, _, message = failure.partition(": ")

@@ -5,7 +5,7 @@ records in draw order. Rows are appended in draw order; what a dead process left
 other processes (shards) follow the one that appends.
   <source>.json    what the ids depend on: another target, and they are made anew
   <source>.rows    one fixed-size line a prompt (_ROW)
-  <source>.ids     per prompt its ids (int32) and its sample_id
+  <source>.ids     per prompt its ids (int32), its sample_id and, of a dialogue, its script
 """
 
 import itertools
@@ -26,8 +26,9 @@ import pyarrow as pa
 
 from eagle3_data.errors import DataError
 from eagle3_data.generation.asked_target import AskedTarget
+from eagle3_data.generation.dialogues import ScriptedPrompt
 from eagle3_data.generation.journal.entry import Ids
-from eagle3_data.generation.journal.index import keys_of
+from eagle3_data.generation.journal.index import U64, keys_of
 from eagle3_data.generation.prompts.table import PromptTable
 from eagle3_data.run_folder import lock_file, machine_errors, read_json, write_json
 from eagle3_data.schema import clean_messages
@@ -42,14 +43,16 @@ _ROW: Final = np.dtype(
         ("count", "<u4"),
         ("crc", "<u4"),
         ("name", "<u4"),
+        ("script", "<u4"),
         ("forged", "<u4"),
     ]
 )
-_LINE: Final = struct.Struct("<QQQIIII")  # the same, for one row at a time
+_LINE: Final = struct.Struct("<QQQIIIII")  # the same, for one row at a time
 _CHUNK: Final = 256
+_RENDERED: Final = ("sample_id", "messages", "tools", "source_turn", "later_turns")
 _LOOK_ROWS: Final = 50_000
 _POLL_SECONDS: Final = 0.5
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +141,12 @@ class RenderedPrompts:
         keep = end = 0
         size = self._paths["ids"].stat().st_size
         with self._paths["rows"].open("rb") as rows_file, self._paths["ids"].open("rb") as ids_file:
-            for batch in self._table.batches(["sample_id"], size=_LOOK_ROWS):
-                keys = keys_of(batch.column("sample_id").to_pylist())
+            for batch in self._table.batches(["sample_id", "later_turns"], size=_LOOK_ROWS):
+                keys = _row_keys(batch)
                 data = rows_file.read(len(keys) * _ROW.itemsize)
                 lines = np.frombuffer(data, _ROW, len(data) // _ROW.itemsize)
                 keys = keys[: len(lines)]
-                ends = lines["start"] + lines["count"].astype(np.uint64) * 4 + lines["name"]
+                ends = lines["start"] + lines["count"].astype(np.uint64) * 4 + lines["name"] + lines["script"]
                 good = (lines["hi"] == keys[:, 0]) & (lines["lo"] == keys[:, 1]) & (ends <= size)
                 count = int(np.argmin(good)) if not good.all() else len(good)
                 if look_at_ids:
@@ -192,22 +195,22 @@ class RenderedPrompts:
     def _append(self, on_ready: Callable[[int], None], stop: threading.Event) -> None:
         start = self._paths["ids"].stat().st_size
         with self._paths["ids"].open("ab") as ids_file, self._paths["rows"].open("ab") as rows_file:
-            columns = ["sample_id", "input_ids"] if self._given else ["sample_id", "messages", "tools"]
+            columns = ["sample_id", "input_ids"] if self._given else list(_RENDERED)
             for batch in self._table.batches(columns, self.ready, _CHUNK):
                 if stop.is_set():
                     break
                 names = batch.column("sample_id").to_pylist()
                 lines = np.zeros(len(names), _ROW)
-                keys = keys_of(names)
+                keys = _row_keys(batch)
                 lines["hi"], lines["lo"] = keys[:, 0], keys[:, 1]
                 pieces: list[bytes] = []
-                rendered, lines["forged"] = self._rendered(batch)
-                for name, ids in zip(names, rendered, strict=True):
-                    pieces += (ids.tobytes(), name.encode())
-                sizes = np.array([len(piece) for piece in pieces], np.uint64)
-                lines["start"] = start + np.cumsum(sizes)[1::2] - sizes[1::2] - sizes[0::2]
-                lines["count"], lines["name"] = sizes[0::2] // 4, sizes[1::2]
-                lines["crc"] = [zlib.crc32(piece) for piece in pieces[0::2]]
+                rendered, scripts, lines["forged"] = self._rendered(batch)
+                for name, ids, script in zip(names, rendered, scripts, strict=True):
+                    pieces += (ids.tobytes(), name.encode(), script)
+                sizes = np.array([len(piece) for piece in pieces], np.uint64).reshape(-1, 3)
+                lines["start"] = start + np.cumsum(sizes.sum(axis=1)) - sizes.sum(axis=1)
+                lines["count"], lines["name"], lines["script"] = sizes[:, 0] // 4, sizes[:, 1], sizes[:, 2]
+                lines["crc"] = [zlib.crc32(piece) for piece in pieces[0::3]]
                 start += int(sizes.sum())
                 ids_file.write(b"".join(pieces))
                 ids_file.flush()
@@ -218,8 +221,11 @@ class RenderedPrompts:
             os.fsync(ids_file.fileno())
             os.fsync(rows_file.fileno())
 
-    def _rendered(self, batch: pa.Table) -> tuple[list[Ids], list[int]]:
-        """Return the ids of a chunk's prompts, and how many control strings each spells (none where ids are given)."""
+    def _rendered(self, batch: pa.Table) -> tuple[list[Ids], list[bytes], list[int]]:
+        """Return the ids of a chunk's prompts, their scripts, and how many control strings each spells.
+
+        Where ids are given there are no scripts, and no texts that could spell any.
+        """
         if self._given:
             column = batch.column("input_ids").combine_chunks()
             column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -228,17 +234,24 @@ class RenderedPrompts:
             if len(values) and (values.min() < -(2**31) or values.max() >= 2**31):
                 raise DataError(f"{self._table.name}: input_ids holds numbers beyond int32")
             ids = [values[low:high].astype("<i4") for low, high in itertools.pairwise(offsets)]
-            return ids, [0] * len(ids)
+            return ids, [b""] * len(ids), [0] * len(ids)
         messages = [clean_messages(chat or []) for chat in batch.column("messages").to_pylist()]
         tools = batch.column("tools").to_pylist()
+        whole_chats, scripts = messages, [b""] * len(messages)
+        if "later_turns" in batch.column_names and "source_turn" in batch.column_names:
+            columns = ("messages", "tools", "source_turn", "later_turns")
+            found = [ScriptedPrompt.of_row(row) for row in batch.select(columns).to_pylist()]
+            messages = [one.first if one else chat for one, chat in zip(found, messages, strict=True)]
+            scripts = [one.to_bytes() if one else b"" for one in found]
         try:
             rendered = self._renderer.render_batch(messages, tools)
         except Exception:
             rendered = [self._one(self.ready + at, *pair) for at, pair in enumerate(zip(messages, tools, strict=True))]
         whole = [np.ascontiguousarray(ids, "<i4") for ids in rendered]
         # A chat that could not be rendered cannot be looked into either.
-        spelled = zip(whole, messages, tools, strict=True)
-        return whole, [self._renderer.forged(chat, offered) if len(ids) else 0 for ids, chat, offered in spelled]
+        spelled = zip(whole, whole_chats, tools, strict=True)
+        forged = [self._renderer.forged(_texts(chat), offered) if len(ids) else 0 for ids, chat, offered in spelled]
+        return whole, scripts, forged
 
     def _one(self, row: int, messages: list[dict[str, Any]], tools: str) -> Ids:
         """Render one prompt of a chunk that could not be rendered together; a faulty one gets no ids."""
@@ -250,18 +263,20 @@ class RenderedPrompts:
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
-    def row(self, number: int) -> tuple[str, Ids]:
-        """Return the sample_id and ids of one prompt; no ids if its template failed.
+    def row(self, number: int) -> tuple[str, Ids, ScriptedPrompt | None]:
+        """Return the sample_id and ids of one prompt (none if its template failed), and its script if it has one.
 
         Raises:
             DataError: the bytes on disk are damaged.
         """
-        start, _, _, tokens, crc, name, _ = _LINE.unpack(os.pread(self._rows, _LINE.size, number * _LINE.size))
-        data = os.pread(self._ids, tokens * 4 + name, start)
+        start, _, _, tokens, crc, name, script, _ = _LINE.unpack(os.pread(self._rows, _LINE.size, number * _LINE.size))
+        data = os.pread(self._ids, tokens * 4 + name + script, start)
         ids = np.frombuffer(data, "<i4", tokens)
         if zlib.crc32(ids.data) != crc:
             raise self._damaged(number)
-        return data[tokens * 4 :].decode(), ids.astype(np.int32, copy=False)
+        end = tokens * 4 + name
+        found = ScriptedPrompt.from_bytes(data[end:]) if script else None
+        return data[tokens * 4 : end].decode(), ids.astype(np.int32, copy=False), found
 
     def chunk(self, start: int, rows: int) -> Chunk:
         """Return the ids of `rows` prompts from `start`.
@@ -295,6 +310,20 @@ class RenderedPrompts:
             f"{self._paths['ids']}: the ids of row {number} are damaged; remove this file and run generate again, "
             "prompts are then rendered anew and finished rows are kept"
         )
+
+
+def _row_keys(batch: pa.Table) -> U64:
+    """Return what tells whether a line belongs to a prompt: its sample_id and those of its later turns."""
+    names = batch.column("sample_id").to_pylist()
+    if "later_turns" in batch.column_names:
+        later = batch.column("later_turns").to_pylist()
+        names = [" ".join((name, *rest)) if rest else name for name, rest in zip(names, later, strict=True)]
+    return keys_of(names)
+
+
+def _texts(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out the places of a script that the target's answers will take."""
+    return [message for message in chat if message.get("content") is not None]
 
 
 def _undamaged(ids_file: BinaryIO, lines: "np.ndarray[Any, Any]") -> int:

@@ -61,6 +61,11 @@ STEP_FEATURES: Final = Features(
 )
 
 
+DIALOGUE_FEATURES: Final = Features(
+    {**{name: feature for name, feature in RECORD_FEATURES.items() if name not in STEP_FEATURES}, **STEP_FEATURES}
+)
+
+
 def _of_answer(count: Callable[[Ids, Ids], int], row: Answered) -> int:
     return count(row.output_ids, row.input_ids) if len(row.output_ids) else 0
 

@@ -18,29 +18,30 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from eagle3_data.errors import DataError
 from eagle3_data.generation.asked_target import AskedTarget
+from eagle3_data.generation.dialogues import SourceSettings
 from eagle3_data.generation.journal.entry import Entry
-from eagle3_data.generation.journal.index import keys_of
 from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.generation.prompts.queue import dialogues
-from eagle3_data.generation.prompts.rendered import Chunk, RenderedPrompts
+from eagle3_data.generation.prompts.rendered import RenderedPrompts
+from eagle3_data.generation.prompts.standing import standing, turn_ids
 from eagle3_data.generation.prompts.table import PromptTable
-from eagle3_data.generation.records.columns import Answered, record_columns
+from eagle3_data.generation.records.columns import record_columns
 from eagle3_data.generation.records.holdout import Holdout
 from eagle3_data.generation.records.parquet import RecordFiles
-from eagle3_data.outcome import flags
+from eagle3_data.generation.records.replay import Replayed, replay
+from eagle3_data.outcome import flags, of_code
 from eagle3_data.run_folder import RunFolder, read_json, write_json, write_parquet
 from eagle3_data.schema import FAILURE_FEATURES, RECORD_FEATURES, SKIPPED_FEATURES, arrow_schema
 
 logger = logging.getLogger(__name__)
 
 _CHUNK: Final = 1000
+_DIALOGUES_AT_ONCE: Final = 100
 _SCAN: Final = 50_000
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _FINGERPRINTED: Final = ("outcome", "crc", "prompt_crc", "tokens", "rounds")
 _ORIGIN: Final = (
     "sample_id",
@@ -59,7 +60,9 @@ _ORIGIN: Final = (
 class SourceCounts:
     """What became of a source's prompts; tokens are those of its records. `missing` have no outcome yet.
 
-    `forged` are records in whose messages or tools a text spells a control token of the target.
+    `forged` are records in whose messages or tools a text spells a control token of the target. Where prompts are
+    scripts: `dialogues` had with the target, those `complete`, those that `ended` early by reason, and the turns
+    scripted in all of them; `missing`, `failed` and `skipped` then count dialogues, `records` answered turns.
     """
 
     records: int = 0
@@ -71,6 +74,10 @@ class SourceCounts:
     forged: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    dialogues: int = 0
+    complete: int = 0
+    turns_scripted: int = 0
+    ended: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -91,6 +98,7 @@ def write_records(
     holdout: Mapping[str, int] | None = None,
     metadata: Mapping[str, str] | None = None,
     journal: Journal | None = None,
+    sources: Mapping[str, SourceSettings] | None = None,
     on_rows: Callable[[str, int], None] = lambda source, rows: None,
 ) -> dict[str, SourceCounts]:
     """Write the records, failures and skipped rows of a run.
@@ -102,6 +110,7 @@ def write_records(
         holdout: how many prompts of a source go to the split `validation`.
         metadata: key-value metadata of every record file.
         journal: an open journal of this run (a Generator's); None to read the run's own, all shards merged.
+        sources: how single sources were asked where that differs, as for `Generator`.
         on_rows: called with the source and the rows written so far.
 
     Returns:
@@ -119,12 +128,13 @@ def write_records(
     skips: list[tuple[str, Entry]] = []
     try:
         for name, given in prompts.items():
-            table = PromptTable(given)
-            rendered = RenderedPrompts(run.journal_path / "prompts", name, table, target)
+            table, settings = PromptTable(given), (sources or {}).get(name, SourceSettings())
+            asked = settings.target or target
+            rendered = RenderedPrompts(run.journal_path / "prompts", name, table, asked)
             with contextlib.closing(rendered):
                 rendered.advance(lambda rows: None, threading.Event())
                 held = (holdout or {}).get(name, 0)
-                scan = _scan(table, rendered, opened, [_FORMAT, held, dict(metadata or {})])
+                scan = _scan(table, rendered, opened, settings.samples, [_FORMAT, held, dict(metadata or {})])
                 files = RecordFiles(run.records_path(name), dict(metadata or {}))
                 failures += [(name, entry) for entry in scan.failures]
                 skips += [(name, entry) for entry in scan.skips]
@@ -134,7 +144,8 @@ def write_records(
                     counts[name] = SourceCounts(**known["counts"])
                     on_rows(name, table.rows)
                     continue
-                _write_source(name, table, rendered, opened, target, Holdout(held), files, scan.counts, on_rows)
+                job = _Job(name, table, rendered, opened, asked, settings)
+                _write_source(job, Holdout(held), files, scan.counts, on_rows)
                 counts[name] = scan.counts
                 written[name] = {**present, "files": files.present(), "counts": asdict(scan.counts)}
                 write_json(written_path, written)
@@ -145,101 +156,88 @@ def write_records(
     return counts
 
 
-def _scan(table: PromptTable, rendered: RenderedPrompts, journal: Journal, settings: list[Any]) -> _Scan:
+def _scan(table: PromptTable, rendered: RenderedPrompts, journal: Journal, samples: int, settings: list[Any]) -> _Scan:
     scan = _Scan()
-    content = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode())
-    start = 0
-    for batch in table.batches(["sample_id"], size=_SCAN):
-        keys = keys_of(batch.column("sample_id").to_pylist())
-        positions = journal.look_up(keys)
-        columns = {
-            name: journal.index.column(name, positions)
-            for name in ("outcome", "crc", "prompt_crc", "tokens", "rounds")
-        }
-        for part in (keys, *columns.values()):
-            content.update(np.ascontiguousarray(part).tobytes())
-        codes = columns["outcome"]
-        done = flags(codes, "answered")
-        counts = scan.counts
-        counts.records += int(done.sum())
-        counts.truncated += int(flags(codes, "cut").sum())
-        counts.missing += int(flags(codes, "missing").sum())
-        counts.completion_tokens += int(columns["tokens"][done].sum())
-        tokens, forged = rendered.counts(start, batch.num_rows)
-        counts.prompt_tokens += int(tokens[done].sum())
-        counts.forged += int((forged[done] > 0).sum())
-        others = np.flatnonzero(flags(codes, "failed") | flags(codes, "skipped"))
-        for entry in journal.read_many(positions[others]):
-            assert entry is not None
-            (scan.failures if entry.outcome.failed else scan.skips).append(entry)
+    content = hashlib.blake2b(json.dumps([*settings, samples], sort_keys=True).encode())
+    counts, start = scan.counts, 0
+    for batch in table.batches(["sample_id", "later_turns"], size=_SCAN):
+        names, starts = turn_ids(batch)
+        prompt_tokens, forged = rendered.counts(start, batch.num_rows)
+        scripted = np.diff(starts) > 1
+        for sample in range(samples):
+            stands = standing(names, starts, journal, sample)
+            columns = {name: journal.index.column(name, stands.positions) for name in _FINGERPRINTED}
+            for part in (starts, stands.keys, *columns.values()):
+                content.update(np.ascontiguousarray(part).tobytes())
+            done, some = stands.counted(), stands.answered > 0
+            codes = columns["outcome"][done]
+            counts.records += len(done)
+            counts.truncated += int(flags(codes, "cut").sum())
+            counts.completion_tokens += int(columns["tokens"][done].sum())
+            counts.prompt_tokens += int(prompt_tokens[some].sum())
+            counts.forged += int((forged[some] > 0).sum())
+            counts.missing += int((~stands.whole & (flags(stands.next_code, "missing") | stands.stale)).sum())
+            counts.dialogues += int((scripted & some).sum())
+            counts.complete += int((scripted & stands.whole).sum())
+            counts.turns_scripted += int(stands.turns[scripted].sum())
+            ended = stands.next_code[~stands.whole & ~stands.stale & flags(stands.next_code, "ended")]
+            for code in ended.tolist():
+                reason = of_code(code).label
+                counts.ended[reason] = counts.ended.get(reason, 0) + 1
+            left_out = ~stands.whole & (flags(stands.next_code, "failed") | flags(stands.next_code, "skipped"))
+            for entry in journal.read_many(stands.positions[(starts[:-1] + stands.answered)[left_out]]):
+                assert entry is not None
+                (scan.failures if entry.outcome.failed else scan.skips).append(entry)
         start += batch.num_rows
-    scan.counts.failed, scan.counts.skipped = len(scan.failures), len(scan.skips)
+    counts.failed, counts.skipped = len(scan.failures), len(scan.skips)
+    counts.ended = dict(sorted(counts.ended.items()))
     scan.fingerprint = content.hexdigest()[:32]
     return scan
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the records of one source are written from."""
+
+    name: str
+    table: PromptTable
+    rendered: RenderedPrompts
+    journal: Journal
+    target: AskedTarget
+    settings: SourceSettings
+
+
 def _write_source(
-    name: str,
-    table: PromptTable,
-    rendered: RenderedPrompts,
-    journal: Journal,
-    target: AskedTarget,
-    holdout: Holdout,
-    files: RecordFiles,
-    counts: SourceCounts,
-    on_rows: Callable[[str, int], None],
+    job: _Job, holdout: Holdout, files: RecordFiles, counts: SourceCounts, on_rows: Callable[[str, int], None]
 ) -> None:
-    start = 0
+    start, size = 0, _CHUNK
+    if counts.turns_scripted > counts.records or counts.dialogues or job.settings.samples > 1:
+        size = _DIALOGUES_AT_ONCE  # each holds the answers to all its turns
     with files:
-        for batch in table.batches((*_ORIGIN, "dialogue", "turn"), size=_CHUNK):
+        for batch in job.table.batches((*_ORIGIN, "dialogue", "turn", "later_turns"), size=size):
             held = holdout.choose(dialogues(batch, start))
-            chunk = rendered.chunk(start, batch.num_rows)
-            positions = journal.look_up(keys_of(batch.column("sample_id").to_pylist()))
-            done = flags(journal.index.column("outcome", positions), "answered")
-            positions[~done] = -1
-            entries = journal.read_many(positions)
-            _check(name, batch, chunk, entries)
-            for split, chosen in (("train", done & ~held), ("validation", done & held)):
-                at = np.flatnonzero(chosen)
-                if len(at):
-                    files.add(split, _table(batch, _answered(batch, chunk, entries, at), at, target))
+            turns = list(replay(job.name, batch, start, job.rendered, job.journal, job.target, job.settings))
+            counts.prompt_tokens += sum(len(one.answered.input_ids) for one in turns if one.source_turn >= 0)
+            for split, chosen in (("train", ~held), ("validation", held)):
+                some = [one for one in turns if chosen[one.row]]
+                if some:
+                    files.add(split, _table(batch, some, job.target))
                 if split == "validation":
-                    counts.validation += len(at)
+                    counts.validation += len(some)
             start += batch.num_rows
-            on_rows(name, start)
+            on_rows(job.name, start)
 
 
-def _check(source: str, batch: pa.Table, chunk: Chunk, entries: list[Entry | None]) -> None:
-    names = batch.column("sample_id").to_pylist()
-    lengths = np.diff(chunk.offsets).tolist()
-    for sample_id, tokens, crc, entry in zip(names, lengths, chunk.crcs.tolist(), entries, strict=True):
-        if entry is None:
-            continue
-        if entry.sample_id != sample_id:
-            raise DataError(f"{source}: the journal holds {entry.sample_id} where {sample_id} should be")
-        if entry.prompt_tokens != tokens or entry.prompt_crc != crc:
-            raise DataError(
-                f"{source}: {sample_id} was answered for a prompt of {entry.prompt_tokens} ids, and is now "
-                f"rendered to {tokens} (or others); the template or the prompts changed: use another run name"
-            )
-
-
-def _answered(batch: pa.Table, chunk: Chunk, entries: list[Entry | None], at: npt.NDArray[np.int64]) -> list[Answered]:
-    names = batch.column("dialogue" if "dialogue" in batch.column_names else "sample_id").to_pylist()
-    turns = batch.column("turn").to_pylist() if "turn" in batch.column_names else [0] * batch.num_rows
-    rows = []
-    for row in at.tolist():
-        entry = entries[row]
-        assert entry is not None
-        ids = chunk.values[chunk.offsets[row] : chunk.offsets[row + 1]]
-        rows.append(Answered(ids, entry, names[row], turns[row]))
-    return rows
-
-
-def _table(batch: pa.Table, rows: list[Answered], at: npt.NDArray[np.int64], target: AskedTarget) -> pa.Table:
+def _table(batch: pa.Table, turns: list[Replayed], target: AskedTarget) -> pa.Table:
     schema = arrow_schema(RECORD_FEATURES)
-    taken = batch.take(pa.array(at))
-    made = record_columns(target, rows)
+    taken = batch.take(pa.array([one.row for one in turns]))
+    made = record_columns(target, [one.answered for one in turns])
+    made["sample_id"] = pa.array([one.answered.entry.sample_id for one in turns])
+    if any(one.source_turn >= 0 for one in turns):
+        stored = taken.column("source_turn").to_pylist()
+        made["source_turn"] = pa.array(
+            [at if one.source_turn < 0 else one.source_turn for one, at in zip(turns, stored, strict=True)], pa.int32()
+        )
     columns = {field.name: made[field.name] if field.name in made else taken.column(field.name) for field in schema}
     return pa.table(columns).cast(schema)
 
