@@ -200,6 +200,14 @@ def _card(options: argparse.Namespace) -> int:
     return 0
 
 
+def _diff(options: argparse.Namespace) -> int:
+    from eagle3_data import pipeline
+
+    report = pipeline.diff(options.dataset, options.other, trust_remote_code=options.trust_remote_code)
+    _print(report.to_dict(), report.to_text, options)
+    return 0
+
+
 def _publish(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
@@ -426,6 +434,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--finish", default="", metavar="REASON", help="with this finish_reason, such as length_cap")
     sub.add_argument("--id", default="", metavar="SAMPLE_ID", help="with this sample_id, or one that begins so")
     sub.add_argument("--tokenizer", default="", metavar="MODEL", help="decode with it (default: the run's)")
+    _add_trust(sub)
+    sub = add("diff", _diff, "rows added, removed, extended or changed between two data sets, by source")
+    sub.add_argument("dataset", metavar="DATASET")
+    sub.add_argument("other", metavar="OTHER")
     _add_trust(sub)
     sub = add("vocab", _vocab, "draft vocabulary (d2t, t2d) with its coverage", json_flag=False)
     sub.add_argument("dataset", metavar="DATASET")

@@ -2,6 +2,7 @@
 
 from eagle3_data.pipeline.card import card
 from eagle3_data.pipeline.check import check
+from eagle3_data.pipeline.diff import diff
 from eagle3_data.pipeline.export import export
 from eagle3_data.pipeline.generate import extend, generate, merge
 from eagle3_data.pipeline.generated import Generated
@@ -19,6 +20,7 @@ __all__ = [
     "Run",
     "card",
     "check",
+    "diff",
     "export",
     "extend",
     "generate",

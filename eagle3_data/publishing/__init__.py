@@ -1,6 +1,7 @@
 """From a finished run to a version on the Hub, and from a version to what trainers read."""
 
 from eagle3_data.publishing.card.card import render_card, template_path, write_card
+from eagle3_data.publishing.differences import Difference, compare_records
 from eagle3_data.publishing.hub.client import publish
 from eagle3_data.publishing.hub.versions import (
     RowVersion,
@@ -24,12 +25,14 @@ from eagle3_data.publishing.training.vocabulary import (
 )
 
 __all__ = [
+    "Difference",
     "DraftVocabulary",
     "ExportReport",
     "PublishReport",
     "RowVersion",
     "TokenCounts",
     "build_vocabulary",
+    "compare_records",
     "count_tokens",
     "draft_vocabulary",
     "export",

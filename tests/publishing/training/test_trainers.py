@@ -7,7 +7,7 @@ They need torch, so they are not among the development dependencies. To run thes
     python -m venv speculators && speculators/bin/pip install 'torch<=2.14.1' 'datasets<=5.1.0' \
         'transformers<=5.19.0' httpx loguru openai pydantic-settings typer psutil protobuf && \
         speculators/bin/pip install --no-deps speculators==0.9.0 hs-connectors==0.9.0
-    EAGLE3_DATA_SPECFORGE=specforge EAGLE3_DATA_SPECULATORS=speculators pytest tests/test_trainers.py
+    EAGLE3_DATA_SPECFORGE=specforge EAGLE3_DATA_SPECULATORS=speculators pytest tests/publishing/training -m slow
 """
 
 import json
@@ -16,13 +16,19 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from support.hub_client import TestHub
+from support.hub_server import WRITER
 from support.run_folders import make_run
+from support.shared import SHARED
 
 from eagle3_data.publishing.training.exports import export
 from eagle3_data.publishing.training.vocabulary import draft_vocabulary
 from eagle3_data.run_folder import RunFolder
+from eagle3_data.schema import RECORD_FEATURES
 
 pytestmark = pytest.mark.slow
 VOCABULARY, SIZE = 49_152, 2_000
@@ -52,11 +58,35 @@ def expected(run: RunFolder) -> dict[tuple[int, ...], tuple[int, ...]]:
     return rows
 
 
-def call(python: Path, code: str, *arguments: Any) -> Any:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def dialogues() -> tuple[datasets.Dataset, dict[tuple[int, ...], tuple[int, ...]]]:
+    """Records of 60 dialogues of one to six turns, every third with changed history; and the rows they are to give."""
+    rng = np.random.default_rng(0)
+    table: dict[str, list[Any]] = {name: [] for name in RECORD_FEATURES}
+    rows: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for number in range(60):
+        ids, mask = [int(token) for token in rng.integers(9, 4_000, 20)], [0] * 20
+        for turn in range(int(rng.integers(1, 7))):
+            if turn and number % 3 == 0:
+                rows[tuple(ids)] = tuple(mask)
+                ids, mask = [number + 9, *ids], [0] * (len(ids) + 1)
+            extra = [int(token) for token in rng.integers(9, 4_000, 5)]
+            ids, mask = [*ids, *extra], [*mask, *[0] * 5]
+            output = [*(int(token) for token in rng.integers(9, 4_000, rng.integers(1, 40))), 2]
+            values = {"sample_id": f"s-{number:024x}", "source": "s", "dialogue": f"s-{number:024x}", "turn": turn}
+            values |= {"input_ids": ids, "output_ids": output, "finish_reason": "stop"}
+            values |= {"prompt_tokens": len(ids), "completion_tokens": len(output)}
+            for name, feature in RECORD_FEATURES.items():
+                table[name].append(values.get(name, "" if getattr(feature, "dtype", "") == "string" else 0))
+            ids, mask = [*ids, *output], [*mask, *[1] * len(output)]
+        rows[tuple(ids)] = tuple(mask)
+    return datasets.Dataset.from_dict(table, features=RECORD_FEATURES), rows
+
+
+def call(python: Path, code: str, *arguments: Any, environment: dict[str, str] | None = None) -> Any:
+    given = environment if environment is not None else {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [str(python), "-c", code, *map(str, arguments)],
-        env=environment | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env={name: value for name, value in given.items() if name != "PYTHONPATH"} | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=280,
@@ -68,16 +98,27 @@ def call(python: Path, code: str, *arguments: Any) -> Any:
 def test_specforge_reads_every_row_and_its_mask(run: RunFolder, tmp_path: Path) -> None:
     python = python_of("EAGLE3_DATA_SPECFORGE")
     export(run, "specforge", tmp_path / "train.jsonl")
-    code = """
+    rows = call(python, SPECFORGE, tmp_path / "train.jsonl")
+    assert len(rows) == 145 * 4
+    assert {tuple(ids): tuple(mask) for ids, mask in rows} == expected(run)
+
+
+def test_specforge_reads_dialogues_with_several_spans(tmp_path: Path) -> None:
+    python = python_of("EAGLE3_DATA_SPECFORGE")
+    records, wanted = dialogues()
+    report = export(records, "specforge", tmp_path / "train.jsonl", per="dialogue")
+    rows = call(python, SPECFORGE, tmp_path / "train.jsonl")
+    assert len(rows) == report.whole.written == len(wanted) and report.whole.joined > 50
+    assert {tuple(ids): tuple(mask) for ids, mask in rows} == wanted
+
+
+SPECFORGE = """
 import json, sys
 from specforge.data.prompt_builder import prepare_prompt_tasks
 tasks = prepare_prompt_tasks(sys.argv[1], None, chat_template=None, max_length=4096, is_preformatted=False,
     train_only_last_turn=False, cache_dir=None, cache_key=None, num_proc=None)
 print(json.dumps([[task["payload"]["input_ids"], task["payload"]["loss_mask"]] for task in tasks]))
 """
-    rows = call(python, code, tmp_path / "train.jsonl")
-    assert len(rows) == 145 * 4
-    assert {tuple(ids): tuple(mask) for ids, mask in rows} == expected(run)
 
 
 def test_specforge_loads_the_vocabulary(run: RunFolder, tmp_path: Path) -> None:
@@ -119,15 +160,14 @@ print(json.dumps([total, sum(counts[token] for token, used in enumerate(t2d.toli
     assert covered / total == pytest.approx(made.coverage["whole"], abs=20 / total)
 
 
-def test_speculators_prepares_every_row_with_its_mask(run: RunFolder, tmp_path: Path) -> None:
-    python = python_of("EAGLE3_DATA_SPECULATORS")
-    from support.shared import SHARED as shared
+def tokenizer_folder() -> Path:
+    folder = SHARED / "tokenizers" / "smollm2"
+    if not folder.is_dir():
+        pytest.skip(f"no tokenizer at {folder}, which prepare-data wants for showing a sample")
+    return folder
 
-    tokenizer = shared / "tokenizers" / "smollm2"
-    if not tokenizer.is_dir():
-        pytest.skip(f"no tokenizer at {tokenizer}, which prepare-data wants for showing a sample")
-    report = export(run, "speculators", tmp_path / "train.jsonl")
-    code = """
+
+SPECULATORS = """
 import json, subprocess, sys, pathlib
 tool = pathlib.Path(sys.executable).with_name("speculators")
 done = subprocess.run([str(tool), "prepare-data", "--model", sys.argv[1], "--data", sys.argv[2],
@@ -140,10 +180,41 @@ import torch
 frequencies = torch.load(sys.argv[3] + "/token_freq.pt", weights_only=True)
 print(json.dumps([[[row["input_ids"], row["loss_mask"]] for row in rows], sum(frequencies.values())]))
 """
-    rows, tokens = call(python, code, tokenizer, tmp_path / "train.jsonl", tmp_path / "out", report.longest)
-    assert len(rows) == report.written == 145 * 4
+
+
+def test_speculators_prepares_every_row_with_its_mask(run: RunFolder, tmp_path: Path) -> None:
+    python = python_of("EAGLE3_DATA_SPECULATORS")
+    tokenizer = tokenizer_folder()
+    whole = export(run, "speculators", tmp_path / "train.jsonl").whole
+    rows, tokens = call(python, SPECULATORS, tokenizer, tmp_path / "train.jsonl", tmp_path / "out", whole.longest)
+    assert len(rows) == whole.written == 145 * 4
     assert {tuple(ids): tuple(mask) for ids, mask in rows} == expected(run)
-    assert tokens == report.loss_tokens
+    assert tokens == whole.loss_tokens
+
+
+def test_speculators_prepares_dialogues_with_several_spans(tmp_path: Path) -> None:
+    python = python_of("EAGLE3_DATA_SPECULATORS")
+    tokenizer = tokenizer_folder()
+    records, wanted = dialogues()
+    whole = export(records, "speculators", tmp_path / "train.jsonl", per="dialogue").whole
+    rows, tokens = call(python, SPECULATORS, tokenizer, tmp_path / "train.jsonl", tmp_path / "out", whole.longest)
+    assert len(rows) == whole.written == len(wanted) and whole.joined > 50
+    assert {tuple(ids): tuple(mask) for ids, mask in rows} == wanted
+    assert tokens == whole.loss_tokens
+
+
+def test_speculators_prepares_a_published_config_without_our_package(run: RunFolder, tmp_path: Path) -> None:
+    """`publish --training`: prepare-data reads hf:org/name:train_rows:train from the Hub as it is."""
+    python = python_of("EAGLE3_DATA_SPECULATORS")
+    tokenizer = tokenizer_folder()
+    with TestHub(tmp_path / "hub", WRITER) as hub:
+        wanted = {"repo": "org/trained", "version": "1.0.0", "training": "speculators"}
+        hub.run("publish_run", folder=str(run.path), **wanted).get()
+        data = "hf:org/trained:train_rows:train"
+        environment = hub.environment() | {"HF_HOME": str(tmp_path / "home")}
+        rows, tokens = call(python, SPECULATORS, tokenizer, data, tmp_path / "out", 4_096, environment=environment)
+    assert {tuple(ids): tuple(mask) for ids, mask in rows} == expected(run) and len(rows) == 145 * 4
+    assert tokens == sum(sum(mask) for mask in expected(run).values())
 
 
 def test_speculators_loads_the_vocabulary_and_would_choose_it(run: RunFolder, tmp_path: Path) -> None:
