@@ -5,6 +5,7 @@ with examples. Rows are matched by (sample_id, sample) and compared id by id thr
 the first data set are held, whatever the rows hold.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -128,7 +129,7 @@ def _lists(column: pa.ChunkedArray) -> tuple[list[int], NDArray[np.int32]]:
 
 def _hashes(column: pa.ChunkedArray) -> Iterator[int]:
     places, values = _lists(column)
-    return (hash(values[start:end].tobytes()) for start, end in zip(places, places[1:], strict=False))
+    return (hash(values[start:end].tobytes()) for start, end in itertools.pairwise(places))
 
 
 def _read_index(records: Records) -> _Index:

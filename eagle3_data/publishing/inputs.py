@@ -15,7 +15,7 @@ import datasets
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.publishing.hub.repository import Repository
 from eagle3_data.publishing.records_run import run_of_records
-from eagle3_data.publishing.release import check_complete
+from eagle3_data.publishing.release import check_complete, refuse_links
 from eagle3_data.publishing.staging import Exclusion, measure, stage
 from eagle3_data.publishing.training.exports import Trainer
 from eagle3_data.publishing.training.published import add_training_rows
@@ -82,6 +82,7 @@ def gather(
         raise UsageError(f"{runs[-1].path}: no source {unknown[0]!r} to drop; it has {', '.join(there) or 'none'}")
     sources = [name for name in there if name not in wanted.drop_sources]
     for run in runs:
+        refuse_links(run)
         check_complete(run, run.read_manifest().to_dict(), sources, wanted.allow_failed)
     if not sources:
         raise UsageError(f"{runs[-1].path}: all of its sources would be dropped; leave one")

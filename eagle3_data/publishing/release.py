@@ -4,8 +4,11 @@ Goes in: a finished run folder. Comes out: record files, lengths and figures as 
 recipe made fit for strangers: revisions pinned, addresses and paths of the machine that made them left out.
 """
 
+import contextlib
 import hashlib
+import io
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from eagle3_data.errors import DataError, UsageError
+from eagle3_data.foreign_text import holds_secret, protect
 from eagle3_data.publishing.card.facts import SPLITS, caps
 from eagle3_data.publishing.hub.errors import redact
 from eagle3_data.run_folder import RunFolder
@@ -51,6 +55,10 @@ def plain_version(text: str) -> str:
     return text.removeprefix("v")
 
 
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
 @dataclass(frozen=True)
 class ReleaseFile:
     """One file of a version: a path in the repository, and its content on disk or in memory."""
@@ -68,7 +76,7 @@ class ReleaseFile:
         """SHA-256 of the content: the id under which LFS and Xet keep it."""
         if isinstance(self.content, bytes):
             return hashlib.sha256(self.content).hexdigest()
-        with self.content.open("rb") as file:
+        with open(self.content, "rb", opener=_open_no_link) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     @cached_property
@@ -103,7 +111,7 @@ def check_complete(run: RunFolder, manifest: Mapping[str, Any], sources: Sequenc
     Raises:
         DataError: there is no manifest, stages are missing, or rows failed and `allow_failed` is not set.
     """
-    if not manifest:
+    if not run.manifest_path.is_file():
         raise DataError(f"{run.path}: no manifest.json, so it is no run folder; run `eagle3-data run RECIPE` first")
     if not manifest.get("stages", {}).get("generate", False):
         raise DataError(f"{run.path}: the run is not finished; run `eagle3-data generate` again until it is")
@@ -118,6 +126,40 @@ def check_complete(run: RunFolder, manifest: Mapping[str, Any], sources: Sequenc
             "try them anew, or publish without them with --allow-failed"
         )
     return failed
+
+
+def refuse_links(run: RunFolder) -> None:
+    """Refuse a run folder in which something that is published, or read for it, is a link: it could lead anywhere.
+
+    Raises:
+        DataError: names the link.
+    """
+    single = (run.manifest_path, run.lengths_path, run.page_path, run.failures_path, run.skipped_path)
+    for path in [*single, *(run.path / name for name in ("records", "prompts", "figures", "train_rows"))]:
+        inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
+        if link := next((each for each in (path, *inner) if each.is_symlink()), None):
+            raise DataError(f"{link}: a link, and publishing follows none; put what it points to in its place")
+
+
+def secret_names(manifest: Mapping[str, Any]) -> set[str]:
+    """Return the environment variables with secrets that a manifest and its recipes name (`api_key_env`)."""
+    names: set[str] = set()
+
+    def collect(value: Any, key: str = "") -> None:
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                collect(inner, str(name))
+        elif isinstance(value, list):
+            for inner in value:
+                collect(inner, key)
+        elif isinstance(value, str) and key.endswith("_env"):
+            names.add(value)
+
+    collect(manifest)
+    for each in (manifest, *manifest.get("runs", ())):
+        with contextlib.suppress(yaml.YAMLError):
+            collect(yaml.safe_load(str(each.get("recipe") or "")))
+    return names
 
 
 def record_paths(run: RunFolder, sources: Sequence[str]) -> list[ReleaseFile]:
@@ -168,20 +210,21 @@ def _json(value: Any) -> bytes:
 
 
 def forbid_secrets(files: Sequence[ReleaseFile], secrets: Mapping[str, str]) -> None:
-    """Refuse to publish a text file, or a Parquet file whose metadata, holds a secret.
+    """Refuse to publish a text file, or a Parquet file whose metadata, holds a secret, as it is or encoded.
 
     Args:
         files: what is about to be sent; the rows of Parquet files and pictures are not read.
-        secrets: name (for the message) to value.
+        secrets: name (for the message) to value; they are protected from here on (`foreign_text.protect`).
 
     Raises:
         DataError: names the file and which secret, never its value.
     """
+    for value in secrets.values():
+        protect(value)
     for file in files:
         suffix = PurePosixPath(file.path).suffix
         if suffix == ".parquet":
-            stored = pq.read_metadata(file.content).metadata or {}
-            data = b"\n".join(value for key, value in stored.items() if key != b"ARROW:schema")
+            data = _parquet_metadata(file)
             if _CREDENTIALS.search(data.decode("utf-8", errors="replace")):
                 raise DataError(
                     f"{file.path}: its metadata holds an address with a password; take it out of the recipe "
@@ -195,8 +238,21 @@ def forbid_secrets(files: Sequence[ReleaseFile], secrets: Mapping[str, str]) -> 
         for name, value in secrets.items():
             if value and value in text:
                 raise DataError(f"{file.path}: it holds the value of {name}; remove it and publish again")
+        if holds_secret(data):
+            raise DataError(
+                f"{file.path}: it holds a key or a token that is in use, encoded; remove it and publish again"
+            )
         if re.search(r"\bhf_[A-Za-z0-9]{30,}\b", text):
             raise DataError(f"{file.path}: it holds what looks like a Hub token; remove it and publish again")
+
+
+def _parquet_metadata(file: ReleaseFile) -> bytes:
+    """Return all texts beside the rows: of the file, its schema and its columns."""
+    source = file.content if isinstance(file.content, Path) else io.BytesIO(file.content)
+    stored = pq.read_metadata(source).metadata or {}
+    schema = pq.read_schema(source)
+    metadata = [stored, schema.metadata or {}, *(field.metadata or {} for field in schema)]
+    return b"\n".join(text for part in metadata for key, value in part.items() for text in (key, value))
 
 
 def public_manifest(manifest: Mapping[str, Any], sources: Sequence[str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from eagle3_data.publishing.release import (
     parse_version,
     public_manifest,
     record_paths,
+    secret_names,
 )
 from eagle3_data.run_folder import RunFolder
 
@@ -72,8 +73,8 @@ def make_order(
     """Return what is to be published; `run` is finished, and `version` plain or AUTO."""
     manifest = run.read_manifest().to_dict()
     secrets = {"the token": token or ""}
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", str(manifest.get("engine", {}).get("api_key_env") or "")):
-        secrets[name] = os.environ.get(name, "") if name else ""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", *sorted(secret_names(manifest))):
+        secrets[name] = os.environ.get(name, "")
     return Order(run, manifest, tuple(run.sources()), version, branch or MAIN, template, target, secrets)
 
 

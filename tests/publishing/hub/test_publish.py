@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from support.hub_client import TestHub
@@ -174,6 +175,53 @@ def test_a_source_that_the_recipe_lost_is_not_published_and_metadata_tell_no_sec
     outcome = hub.run("publish_run", folder=str(run.path), repo="org/lost-source", version="1.0.0", dry_run=True)
     assert outcome.error == "DataError" and "address with a password" in outcome.message
     assert "secret" not in outcome.message and path.name in outcome.message
+
+
+def test_links_are_never_followed(hub: TestHub, tmp_path: Path) -> None:
+    """A link in a run folder could publish any file of the machine."""
+    secret = tmp_path / "id_rsa"
+    secret.write_text("PRIVATE KEY")
+    for number, place in enumerate(
+        ("lengths.html", "figures/key.png", "records/B1_glaive/validation-00000-of-00001.parquet", "prompts/x.parquet")
+    ):
+        run = make_run(tmp_path / str(number), {"B1_glaive": 8})
+        (run.path / place).parent.mkdir(exist_ok=True)
+        (run.path / place).symlink_to(secret)
+        for options in ({}, {"drop": ["cut"]}):
+            wanted = {"folder": str(run.path), "repo": "org/links", "version": "1.0.0", **options}
+            outcome = hub.run("publish_run", **wanted)
+            assert outcome.error == "DataError" and f"{place}: a link" in outcome.message, outcome
+    run = make_run(tmp_path / "folder", {"B1_glaive": 8})
+    (run.path / "records" / "B4_mixturethoughts").symlink_to(run.path / "records" / "B1_glaive")
+    outcome = hub.run("publish_run", folder=str(run.path), repo="org/links", version="1.0.0")
+    assert outcome.error == "DataError" and "B4_mixturethoughts: a link" in outcome.message
+    assert hub.run("state", repo="org/links").error
+
+
+@pytest.mark.parametrize("form", ["as it is", "in a URL", "in Parquet"])
+def test_a_key_that_the_recipe_names_is_not_published(tmp_path: Path, form: str, monkeypatch: Any) -> None:
+    """The recipe names the variable; the value stands in a file, as a server said it."""
+    import pyarrow.parquet as pq
+
+    key = "engine/key+with=signs"
+    monkeypatch.setenv("MY_ENGINE_KEY", key)
+    run = make_run(tmp_path / "run", {"B1_glaive": 8})
+    manifest = run.read_manifest().to_dict()
+    recipe = json.loads(manifest["recipe"])
+    recipe["engine"]["api_key_env"] = "MY_ENGINE_KEY"
+    told = {"as it is": f"key {key}", "in a URL": f"?key={quote(key, safe='')}", "in Parquet": "fine"}[form]
+    engine = {**manifest["engine"], "version": told}
+    run.write_manifest({**manifest, "recipe": json.dumps(recipe), "engine": engine})
+    if form == "in Parquet":
+        path = run.record_files("B1_glaive")[0]
+        table = pq.read_table(path)
+        field = table.schema.field("source").with_metadata({"note": key})
+        schema = table.schema.set(table.schema.get_field_index("source"), field)
+        pq.write_table(table.cast(schema), path)
+    with TestHub(tmp_path / "hub", WRITER) as hub:
+        outcome = hub.run("publish_run", folder=str(run.path), repo="org/key", version="1.0.0", dry_run=True)
+    assert outcome.error == "DataError" and "it holds" in outcome.message, outcome
+    assert key not in outcome.message + outcome.output and quote(key, safe="") not in outcome.output
 
 
 CUTS = {
