@@ -88,6 +88,8 @@ class Generator:
             such are recognised, and answers fetched whole until then.
         proxy: URL of an HTTP proxy to the servers; HTTP(S)_PROXY are ignored for them.
         sources: how single sources are asked where that differs.
+        answer_timeout: seconds that one request may take in all; by default `request_timeout`, and the time that its
+            answer needs at 10 kB a second.
 
     Raises:
         UsageError, RecipeError: an argument is wrong.
@@ -114,6 +116,7 @@ class Generator:
         round_tokens: int | None = None,
         proxy: str | None = None,
         sources: Mapping[str, SourceSettings] | None = None,
+        answer_timeout: float | None = None,
     ) -> None:
         if isinstance(urls, str):
             raise UsageError("urls: give a list of servers, not one text")
@@ -149,6 +152,7 @@ class Generator:
             patience=patience,
             round_tokens=round_tokens,
             proxy=proxy,
+            answer_timeout=answer_timeout,
             verify=_verifier(target),
         )
         self.journal: Journal = shared_journal(Path(journal), self.identity(), shard, target.vocabulary_size)

@@ -56,6 +56,21 @@ class Progress:
         """Return it as JSON-ready values."""
         return asdict(self)
 
+    def answer_notes(self) -> list[str]:
+        """Return what was wrong with answers, a line for each kind of fault."""
+        notes = []
+        if self.wrong:
+            kinds = ", ".join(
+                f"{count:,} {kind}" for kind, count in sorted(self.wrong.items(), key=lambda one: -one[1])
+            )
+            notes.append(f"{sum(self.wrong.values()):,} answers broke a rule and were not kept ({kinds})")
+        if self.trimmed:
+            notes.append(
+                f"{self.trimmed:,} answers ran over their end token at the cap and were trimmed there (finish_reason "
+                "stop): the server accepts several tokens at a step"
+            )
+        return notes
+
 
 class Rate:
     """Tokens a second over the last minute: replies come in lumps, so short windows jump."""

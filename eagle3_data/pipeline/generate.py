@@ -174,6 +174,9 @@ def _work(
             concurrency=recipe.engine.concurrency,
             extend=extend,
             context_length=recipe.engine.context_length,
+            round_tokens=recipe.engine.round_tokens,
+            proxy=recipe.engine.proxy,
+            answer_timeout=recipe.engine.answer_timeout,
             shard=shard or (0, 1),
             **options,
         )
@@ -195,7 +198,7 @@ def _work(
         result.progress.tokens,
         result.interrupted,
         shard,
-        tools_warnings(run, target),
+        (*tools_warnings(run, target), *result.progress.answer_notes()),
         # a shard writes no records; with `extend` such rows are continued by the same command
         {} if shard is not None or extend else below_cap(run, caps, counts),
         extend_command(run, caps),
@@ -320,8 +323,11 @@ def check_servers(recipe: Recipe, target: Target, urls: Sequence[str] = ()) -> S
     api_key = _api_key(recipe)
 
     async def check() -> list[ServerInfo]:
-        length = recipe.engine.context_length
-        return [await check_server(url, target, api_key, context_length=length) for url in urls or recipe.engine.urls]
+        length, proxy = recipe.engine.context_length, recipe.engine.proxy
+        return [
+            await check_server(url, target, api_key, context_length=length, proxy=proxy)
+            for url in urls or recipe.engine.urls
+        ]
 
     return asyncio.run(check())[0]
 

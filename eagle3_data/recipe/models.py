@@ -13,7 +13,6 @@ from pydantic import Field, PrivateAttr, model_validator
 from eagle3_data.recipe.source_entry import Benchmark, Entries, SourceSpec
 from eagle3_data.recipe.values import (
     KeyVariable,
-    Later,
     OneOrMore,
     RepoName,
     Revision,
@@ -75,13 +74,13 @@ class EngineSpec(Strict):
     ] = None
 
     round_tokens: Annotated[
-        int | None, Within(64), Later(), Field(description="tokens asked for at once; longer answers are continued")
+        int | None,
+        Within(64),
+        Field(description="tokens asked for at once; by default all, until a balancer is seen to cut silent requests"),
     ] = None
-    proxy: Annotated[
-        ServerUrl | None, Later(), Field(description="HTTP proxy of the servers (HTTP_PROXY is not read)")
-    ] = None
+    proxy: Annotated[ServerUrl | None, Field(description="HTTP proxy of the servers (HTTP_PROXY is not read)")] = None
     answer_timeout: Annotated[
-        float | None, Within(1, 30 * 86_400), Later(), Field(description="seconds that one whole answer may take")
+        float | None, Within(1, 30 * 86_400), Field(description="seconds that one whole answer may take")
     ] = None
 
     @model_validator(mode="after")
@@ -93,6 +92,12 @@ class EngineSpec(Strict):
             raise mistake_at(key, "deterministic and slots belong to the embedded engine, not to urls")
         if self.embedded and self.context_length:
             raise mistake_at("context_length", "the embedded engine reports its own; this is for routers")
+        if self.embedded and self.proxy:
+            raise mistake_at("proxy", "the embedded engine is asked on this machine, without a proxy")
+        if self.proxy and not self.proxy.startswith("http://"):
+            raise mistake_at(
+                "proxy", f"{self.proxy} must begin with http:// (https:// servers are reached through it)"
+            )
         if self.deterministic and (self.slots or 1) > 1:
             raise mistake_at("slots", "deterministic answers need one slot")
         if self.weights and len(self.weights) != len(self.urls):

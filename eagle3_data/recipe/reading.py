@@ -125,8 +125,12 @@ def _choose_engine(base: Any, top: Any) -> None:
     """Let servers take the place of the embedded engine, and the other way round."""
     below, above = (part.get("engine") if isinstance(part, dict) else None for part in (base, top))
     if isinstance(below, dict) and isinstance(above, dict):
-        gone = ("embedded", "deterministic", "slots") if "urls" in above else ()
-        gone = ("urls", "weights", "context_length") if "embedded" in above else gone
+        gone: tuple[str, ...] = ("embedded", "deterministic", "slots") if "urls" in above else ()
+        gone = (
+            ("urls", "weights", "context_length", "round_tokens", "proxy", "answer_timeout")
+            if "embedded" in above
+            else gone
+        )
         for key in gone:
             below.pop(key, None)
 

@@ -50,7 +50,8 @@ class Connections:
         body: builds the requests.
         reader: checks the answers.
         policy: how stubborn to be.
-        concurrency, api_key, context_length, request_timeout, patience, round_tokens, proxy: as `Generator`.
+        concurrency, api_key, context_length, request_timeout, patience, round_tokens, proxy,
+            answer_timeout: as `Generator`.
         verify: called on a server's return; raises where it must not be used.
 
     Raises:
@@ -71,6 +72,7 @@ class Connections:
         patience: float,
         round_tokens: int | None = None,
         proxy: str | None = None,
+        answer_timeout: float | None = None,
         verify: Callable[[aiohttp.ClientSession, ServerFacts], Awaitable[object]] | None = None,
     ) -> None:
         self.pause_text = ""  # why no row moves, "" when they do
@@ -87,6 +89,7 @@ class Connections:
         self._patience = patience
         self._round_tokens = round_tokens
         self._proxy = proxy
+        self._answer_timeout = answer_timeout
         self._verify = verify
         self._open: list[Connection] = []
         self._earlier: list[RetryingClient] = []
@@ -137,6 +140,7 @@ class Connections:
             api_key=self._api_key,
             request_timeout=self._request_timeout,
             proxy=self._proxy,
+            answer_timeout=self._answer_timeout,
         )
         connection = Connection(open_session(self._api_key, self._proxy), servers, client)
         try:

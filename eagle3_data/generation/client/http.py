@@ -68,6 +68,8 @@ class HttpClient:
         self._api_key = api_key
         self._proxy = proxy
         key_headers(api_key)
+        if proxy is not None:
+            proxy_url(proxy)
         self._kept: aiohttp.ClientSession | None = None
         self._fresh: aiohttp.ClientSession | None = (
             None  # for repetitions, which must not meet another dead connection

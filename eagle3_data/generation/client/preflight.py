@@ -92,6 +92,7 @@ async def check_server(
     session: aiohttp.ClientSession | None = None,
     *,
     context_length: int | None = None,
+    proxy: str | None = None,
 ) -> ServerInfo:
     """Ask the server at `url` what it is, and compare its model with the target.
 
@@ -100,7 +101,8 @@ async def check_server(
         target: what the run is for.
         api_key: Bearer key; it is never shown.
         session: one to use instead of a new one; then it carries the key itself.
-        context_length: in place of what the server tells, for a router that hides it.
+        context_length: in place of what the server reports, for a router that hides it.
+        proxy: URL of an HTTP proxy; the environment's HTTP(S)_PROXY are ignored.
 
     Raises:
         EngineUnavailable: nothing answers there; the message gives the launch command.
@@ -111,7 +113,7 @@ async def check_server(
     url = url.rstrip("/")
     if session is None:
         server_url(url)
-        async with open_session(api_key) as own:
+        async with open_session(api_key, proxy) as own:
             return await check_server(url, target, None, own, context_length=context_length)
     name = str(target.identity().get("model", ""))
     try:

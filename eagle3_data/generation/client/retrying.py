@@ -115,6 +115,7 @@ class RetryingClient:
         api_key: sent as a bearer token.
         request_timeout: seconds without a byte after which one request is given up and tried again.
         proxy: URL of an HTTP proxy.
+        answer_timeout: seconds for one whole request; by default the above and a slow transfer of its answer.
 
     Raises:
         UsageError: a URL, the key or the proxy cannot be used.
@@ -130,6 +131,7 @@ class RetryingClient:
         api_key: str | None = None,
         request_timeout: float = 7200.0,
         proxy: str | None = None,
+        answer_timeout: float | None = None,
     ) -> None:
         self.servers = servers
         self._http = {server.url: HttpClient(server.url, api_key, request_timeout, proxy) for server in servers.all}
@@ -145,6 +147,7 @@ class RetryingClient:
         self._reader = reader
         self._policy = policy
         self._request_timeout = request_timeout
+        self._answer_timeout = answer_timeout
 
     async def ask(
         self, ids: Ids, budget: int, home: Server | None = None, request: RequestBody | None = None
@@ -186,7 +189,7 @@ class RetryingClient:
     async def _ask(self, ids: Ids, budget: int, tries: _Tries) -> tuple[Answer, Server]:
         """Ask for one piece, as `ask`."""
         data, limit = tries.body.build(ids, budget), body_limit(budget)
-        seconds = self._request_timeout + limit / _SLOWEST_TRANSFER
+        seconds = self._answer_timeout or self._request_timeout + limit / _SLOWEST_TRANSFER
         while True:
             server = await self.servers.acquire(tries.home, tries.avoid)
             try:

@@ -17,8 +17,9 @@ import pytest
 import uvloop
 
 from eagle3_data.errors import EngineError, UsageError
+from eagle3_data.foreign_text import foreign_text
 from eagle3_data.generation.client import http as http_module
-from eagle3_data.generation.client.http import Cut, HttpClient, Reply
+from eagle3_data.generation.client.http import Cut, HttpClient, Reply, TooLarge, proxy_url
 from eagle3_data.generation.client.protocol import AnswerReader, RequestBody
 from eagle3_data.generation.client.retrying import RetryingClient, RetryPolicy
 from eagle3_data.generation.client.servers import Servers
@@ -664,6 +665,127 @@ def test_close_in_mid_request(run: Run, sent: bytes) -> None:
             await client.close()
 
     run(work())
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def endless(head: bytes, piece: bytes, pause: float = 0.0) -> Script:
+    """Return a script that sends `piece` again and again."""
+
+    async def script(talk: Talk) -> None:
+        await talk.hear()
+        await talk.say(head)
+        with contextlib.suppress(ConnectionError):
+            while not talk.writer.transport.is_closing():
+                talk.writer.write(piece)
+                await talk.writer.drain()
+                await asyncio.sleep(pause)
+
+    return script
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+ENDLESS: dict[str, tuple[bytes, bytes, type[Exception], str]] = {
+    "chunks": (CHUNKED, b"1000\r\n" + b"x" * 4096 + b"\r\n", TooLarge, r"without end; at most 100000 bytes"),
+    "until the end": (b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 4096, TooLarge, "without end"),
+    "announced": (b"HTTP/1.1 200 OK\r\nContent-Length: 100001\r\n\r\n", b"x" * 4096, TooLarge, "100001 bytes"),
+    "a header": (b"HTTP/1.1 200 OK\r\nX: ", b"y" * 4096, Cut, "not HTTP/1.1"),
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n" * 500, Cut, "not HTTP/1.1"),
+    "a status line": (b"HTTP/1.1 200 ", b"y" * 4096, Cut, "not HTTP/1.1"),
+    "a chunk's size": (CHUNKED, b"0" * 4096, TimeoutError, "no whole reply"),
+    "a chunk's extension": (CHUNKED + b"1;", b"y" * 4096, TimeoutError, "no whole reply"),
+    "a trailer": (CHUNKED + b"0\r\nX: ", b"y" * 4096, TimeoutError, "no whole reply"),
+}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads its own memory in /proc")
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_reply_without_end(run: Run, name: str) -> None:
+    head, piece, kind, message = ENDLESS[name]
+
+    def memory() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    async def work() -> None:
+        async with connected(endless(head, piece), silence=5.0) as (client, _):
+            before = memory()
+            with pytest.raises(kind, match=message):
+                await client.post(b"{}", 100_000, 2.0)
+            assert memory() - before < 50_000_000
+
+    run(work())
+
+
+@pytest.mark.parametrize("head", [CHUNKED, b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n"])
+def test_an_errors_body_is_read_for_its_first_part(run: Run, head: bytes) -> None:
+    piece = b"1000\r\n" + b"x" * 4096 + b"\r\n" if head is CHUNKED else b"x" * 4096
+
+    async def work() -> None:
+        async with connected(endless(head.replace(b"200 OK", b"500 X"), piece)) as (client, _):
+            reply = await client.post(b"{}")
+            assert (reply.status, reply.body) == (500, b"x" * 65_536)
+
+    run(work())
+
+
+def test_a_body_of_the_bounds_size_is_whole(run: Run) -> None:
+    sent = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b"x" * 1000
+
+    async def work() -> None:
+        async with connected(always(sent)) as (client, _):
+            assert (await client.post(b"{}", 1000)).body == b"x" * 1000
+            with pytest.raises(TooLarge):
+                await client.post(b"{}", 999)
+            assert (await client.post(b"{}", 1000)).body == b"x" * 1000
+
+    run(work())
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
+def test_a_drip_is_given_up_after_the_time_of_a_whole_reply(run: Run, head: bytes) -> None:
+    async def work() -> None:
+        async with connected(endless(head, b"x", 0.05), silence=5.0) as (client, _):
+            with pytest.raises(TimeoutError, match="no whole reply within 1 s"):
+                await client.post(b"{}", seconds=0.6)
+
+    run(work())
+
+
+# --- proxies --------------------------------------------------------------------------------------------------------
+
+
+def test_the_environments_proxies_are_ignored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+
+    async def work() -> None:
+        async with connected(always(OK)) as (client, _):
+            assert await client.post(b"{}") == WHOLE
+
+    run(work())
+
+
+def test_a_proxy_that_is_given_is_used(run: Run) -> None:
+    async def work() -> None:
+        async with serving(always(OK)) as proxy:
+            client = HttpClient(
+                "http://a-host-nobody-knows.invalid:30000", "k-12", 5.0, f"http://me:hidden@127.0.0.1:{proxy.port}"
+            )
+            assert await client.post(b"{}") == WHOLE
+            await client.close()
+            assert proxy.requests[0].startswith(b"POST http://a-host-nobody-knows.invalid:30000/generate HTTP/1.1")
+            assert b"Proxy-Authorization: Basic " in proxy.requests[0]
+            assert "hidden" not in foreign_text("it says hidden")
+
+    run(work())
+
+
+@pytest.mark.parametrize("proxy", ["127.0.0.1:3128", "socks5://h:1", "http://", "http://me:hidden@", "https://h:1"])
+def test_what_is_no_proxy(proxy: str) -> None:
+    with pytest.raises(UsageError, match=r"engine\.proxy") as caught:
+        proxy_url(proxy)
+    assert "hidden" not in str(caught.value)
 
 
 # --- addresses, heads and keys --------------------------------------------------------------------------------------
