@@ -9,6 +9,7 @@ itself and one read buffer. The files are opened here, through fsspec, and not i
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any, Final
 
 import fsspec  # type: ignore[import-untyped]
@@ -20,12 +21,20 @@ import pyarrow.parquet as pq
 
 from eagle3_data.errors import SourceError
 from eagle3_data.sources.columns import BadRow, Column, Decoder, decoder, schema_fault
+from eagle3_data.sources.dialogue import excerpt
 
 Rows = Iterator[tuple[int, "dict[str, Any] | BadRow"]]
 Numbers = npt.NDArray[np.integer[Any]]
 Wanted = Numbers | None
 _CHUNK: Final = 1 << 20
-_LARGEST_ROW: Final = 1 << 28
+# Bounds, each far above what is real: the longest rows known are agents' trajectories of about 2 MB, the largest row
+# groups hold about 1 GB of text, and text shrinks to a tenth.
+_LARGEST_ROW: Final = 1 << 26  # bytes, or characters of JSON
+_LARGEST_GROUP: Final = 1 << 33  # bytes of one column in a row group, uncompressed
+_MOST_EXPANSION: Final = 1000  # of a compressed file, once it has given more than a gigabyte
+_MOST_VALUES: Final = 1 << 24  # of one column in a row group, or so many a row:
+_MOST_VALUES_EACH: Final = 10_000
+_DICTIONARY: Final = 1 << 28  # bytes that rows may repeat out of one dictionary page, held at once
 _BATCH_ROWS: Final = 256
 _COMPRESSIONS: Final = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES: Final = (".jsonl", ".json", ".ndjson", ".parquet", ".traj")
@@ -61,11 +70,11 @@ def read_rows(path: str, name: str, columns: Sequence[Column], wanted: Wanted = 
             return
         with _opened(path) as file:
             if suffix == ".traj":
-                rows = _whole(file)
+                rows = _whole(file, name)
             elif suffix in (".jsonl", ".ndjson"):
-                rows = _lines(file, wanted)
+                rows = _lines(file, name, _most_bytes(path, name), wanted)
             elif suffix == ".json":
-                rows = _json(file, name, wanted)
+                rows = _json(file, name, _most_bytes(path, name), wanted)
             else:
                 raise SourceError(f"{name}: cannot tell its format; a source reads {', '.join(SUFFIXES)} files")
             if wanted is None:
@@ -112,15 +121,34 @@ def _row(value: Any) -> "dict[str, Any] | BadRow":
     return BadRow("not_object", f"a {type(value).__name__} where an object was expected")
 
 
-def _whole(file: IO[bytes]) -> Rows:
-    yield 0, _row(parse(file.read().removeprefix(b"\xef\xbb\xbf")))
+def _most_bytes(path: str, name: str) -> int | None:
+    """Return how much a compressed local file may give; None for others, whose size bounds them."""
+    if not name.split("?")[0].lower().endswith(_COMPRESSIONS) or "://" in path:
+        return None
+    return max(1 << 30, _MOST_EXPANSION * Path(path).stat().st_size)
 
 
-def _lines(file: IO[bytes], wanted: Wanted) -> Rows:
+def _too_long(name: str, number: int) -> SourceError:
+    return SourceError(f"{name}: row {number} is longer than {_LARGEST_ROW >> 20} MiB, the most that a row may hold")
+
+
+def _whole(file: IO[bytes], name: str) -> Rows:
+    data = file.read(_LARGEST_ROW + 1)
+    if len(data) > _LARGEST_ROW:
+        raise _too_long(name, 0)
+    yield 0, _row(parse(data.removeprefix(b"\xef\xbb\xbf")))
+
+
+def _lines(file: IO[bytes], name: str, most: int | None, wanted: Wanted) -> Rows:
     # Only \n ends a line: str.splitlines would also break rows at U+0085 and U+2028, which occur inside texts.
     skipped = BadRow("", "")
-    number, following = 0, 0
-    for line in file:
+    number, following, read = 0, 0, 0
+    while line := file.readline(_LARGEST_ROW + 1):
+        read += len(line)
+        if len(line) > _LARGEST_ROW:
+            raise _too_long(name, number)
+        if most is not None and read > most:
+            raise SourceError(f"{name}: expands to more than {_MOST_EXPANSION} times its size; not read further")
         line = line.strip(b" \t\r\n")
         if number == 0:
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -136,7 +164,7 @@ def _lines(file: IO[bytes], wanted: Wanted) -> Rows:
         number += 1
 
 
-def _json(file: IO[bytes], name: str, wanted: Wanted) -> Rows:
+def _json(file: IO[bytes], name: str, most: int | None, wanted: Wanted) -> Rows:
     """Read a .json file: an array of objects, JSON Lines under another name, or one object."""
     head = file.read(_CHUNK)
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -147,9 +175,9 @@ def _json(file: IO[bytes], name: str, wanted: Wanted) -> Rows:
     line = start.split(b"\n", 1)[0]
     file.seek(0)
     if isinstance(parse(line), BadRow) and len(line) < len(start):
-        yield from _whole(file)
+        yield from _whole(file, name)
     else:
-        yield from _lines(file, wanted)
+        yield from _lines(file, name, most, wanted)
 
 
 def _array(file: IO[bytes], name: str) -> Rows:
@@ -196,7 +224,9 @@ def _array(file: IO[bytes], name: str) -> Rows:
             except json.JSONDecodeError as error:
                 # The decoder cannot say "incomplete": a string without its end, or a fault at the very end, is.
                 incomplete = error.msg.startswith("Unterminated string") or error.pos >= len(text) - 16
-                if ended or not incomplete or len(text) - position > _LARGEST_ROW:
+                if len(text) - position > _LARGEST_ROW:
+                    raise _too_long(name, number) from None
+                if ended or not incomplete:
                     raise fail(error.msg) from None
                 text, consumed = text[position:], consumed + position
                 position = 0
@@ -210,6 +240,8 @@ def _array(file: IO[bytes], name: str) -> Rows:
                     grown += len(piece)
                 text = "".join(pieces)
                 continue
+            if end - position > _LARGEST_ROW:
+                raise _too_long(name, number)
             yield number, _row(value)
             number += 1
             position, expect_value = end, False
@@ -244,15 +276,69 @@ def _parquet(path: str, name: str, columns: Sequence[Column], wanted: Wanted) ->
                 low, high = np.searchsorted(wanted, [start, start + size])
                 chosen = wanted[low:high] - start
             if chosen is None or len(chosen):
-                yield from _group(parquet, group, decoders, names, start, chosen)
+                size_at_once = _batch_rows(parquet, group, set(names), name)
+                try:
+                    yield from _group(parquet, group, decoders, names, start, chosen, size_at_once)
+                except _RowTooLong as error:
+                    raise _too_long(name, error.number) from None
             start += size
 
 
+class _RowTooLong(Exception):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _batch_rows(parquet: pq.ParquetFile, group: int, names: set[str], name: str) -> int:
+    """Return how many rows of a row group are decoded at once.
+
+    A few kilobytes can hold gigabytes: nulls are counted, not stored, and rows may repeat one long dictionary value.
+
+    Raises:
+        SourceError: a column of it is larger than any real one.
+    """
+    metadata, rows = parquet.metadata.row_group(group), _BATCH_ROWS
+    for index in range(metadata.num_columns):
+        column = metadata.column(index)
+        if column.path_in_schema.split(".")[0] not in names:
+            continue
+        size, stored = column.total_uncompressed_size, max(1, column.total_compressed_size)
+        where = f"{name}: row group {group}, column '{excerpt(column.path_in_schema)}'"
+        if size > _LARGEST_GROUP:
+            raise SourceError(f"{where}: {size >> 20:,} MiB; the most that is read is {_LARGEST_GROUP >> 20:,}")
+        if column.num_values > max(_MOST_VALUES, _MOST_VALUES_EACH * metadata.num_rows):
+            raise SourceError(
+                f"{where}: {column.num_values:,} values in {metadata.num_rows:,} rows; the most that is read is "
+                f"{_MOST_VALUES_EACH:,} a row"
+            )
+        if column.has_dictionary_page:
+            if size > _DICTIONARY and size > 100 * stored:
+                raise SourceError(f"{where}: expands from {stored:,} to {size:,} bytes; the most is 100 times")
+            rows = min(rows, max(1, _DICTIONARY // max(1, size)))
+    return rows
+
+
+def _check_size(batch: pa.RecordBatch, first: int) -> None:
+    """Raise where a row is too long to be made into Python values."""
+    if batch.nbytes > _LARGEST_ROW:
+        for index in range(batch.num_rows):
+            if batch.slice(index, 1).nbytes > _LARGEST_ROW:
+                raise _RowTooLong(first + index)
+
+
 def _group(
-    parquet: pq.ParquetFile, group: int, decoders: dict[str, Decoder], names: list[str], start: int, chosen: Wanted
+    parquet: pq.ParquetFile,
+    group: int,
+    decoders: dict[str, Decoder],
+    names: list[str],
+    start: int,
+    chosen: Wanted,
+    size_at_once: int,
 ) -> Rows:
     offset = 0
-    for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=names, use_threads=False):
+    for batch in parquet.iter_batches(batch_size=size_at_once, row_groups=[group], columns=names, use_threads=False):
+        _check_size(batch, start + offset)
         if chosen is None:
             numbers = range(batch.num_rows)
             table = batch
