@@ -152,7 +152,7 @@ def _extend(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
-    report = pipeline.check(options.dataset, trust_remote_code=options.trust_remote_code)
+    report = pipeline.check(options.dataset)
     _print(report.to_dict(), report.to_text, options)
     return 0 if report.ok else 1
 
@@ -163,13 +163,11 @@ def _lengths(options: argparse.Namespace) -> int:
     from eagle3_data.lengths.views.page import write_page
     from eagle3_data.run_folder import write_json
 
-    report = pipeline.measure(options.dataset, trust_remote_code=options.trust_remote_code)
+    report = pipeline.measure(options.dataset)
     comparison = None
     if options.other:
         names = (options.dataset, options.other)
-        comparison = compare_lengths(
-            report, pipeline.measure(options.other, trust_remote_code=options.trust_remote_code), names
-        )
+        comparison = compare_lengths(report, pipeline.measure(options.other), names)
     if options.html:
         write_page(report, Path(options.html), f"Lengths of {options.dataset}", comparison)
     result = comparison or report
@@ -250,7 +248,6 @@ def _export(options: argparse.Namespace) -> int:
         shuffle=options.shuffle,
         format=options.format,
         shards=options.shards,
-        trust_remote_code=options.trust_remote_code,
     )
     _print(report.to_dict(), report.to_text, options)
     return 0
@@ -268,6 +265,14 @@ def _show(options: argparse.Namespace) -> int:
     else:
         for text in texts:
             print(text, end="\n\n")
+    return 0
+
+
+def _restore(options: argparse.Namespace) -> int:
+    from eagle3_data import pipeline
+
+    result = pipeline.restore(Path(options.run), source=options.source, pack=options.pack)
+    _print(result.to_dict(), result.to_text, options)
     return 0
 
 
@@ -439,6 +444,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("dataset", metavar="DATASET")
     sub.add_argument("other", metavar="OTHER")
     _add_trust(sub)
+    sub = add("restore", _restore, "a run's journal again from its records, or a run from a published version")
+    sub.add_argument("run", metavar="RUN")
+    sub.add_argument("--from", dest="source", metavar="hf://…", help="a published version, into a new run folder")
+    sub.add_argument("--pack", action="store_true", help="remove the journal of a finished run, when records hold all")
     sub = add("vocab", _vocab, "draft vocabulary (d2t, t2d) with its coverage", json_flag=False)
     sub.add_argument("dataset", metavar="DATASET")
     _add_trust(sub)

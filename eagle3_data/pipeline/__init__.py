@@ -4,12 +4,13 @@ from eagle3_data.pipeline.card import card
 from eagle3_data.pipeline.check import check
 from eagle3_data.pipeline.diff import diff
 from eagle3_data.pipeline.export import export
-from eagle3_data.pipeline.generate import extend, generate, merge
+from eagle3_data.pipeline.generate import extend, generate
 from eagle3_data.pipeline.generated import Generated
 from eagle3_data.pipeline.lengths import measure
 from eagle3_data.pipeline.opening import Run, load_target, open_run
 from eagle3_data.pipeline.prepare import Prepared, prepare
 from eagle3_data.pipeline.publish import publish
+from eagle3_data.pipeline.restore import Restored, restore
 from eagle3_data.pipeline.run import Finished, run
 from eagle3_data.pipeline.vocab import vocabulary
 
@@ -17,6 +18,7 @@ __all__ = [
     "Finished",
     "Generated",
     "Prepared",
+    "Restored",
     "Run",
     "card",
     "check",
@@ -26,10 +28,10 @@ __all__ = [
     "generate",
     "load_target",
     "measure",
-    "merge",
     "open_run",
     "prepare",
     "publish",
+    "restore",
     "run",
     "vocabulary",
 ]

@@ -18,7 +18,7 @@ def card(run: Path, *, template: str | None = None, trust_remote_code: bool = Fa
         UsageError: no run folder, or a wrong template.
         DataError: no records.
     """
-    folder = run_folder_of(run, trust_remote_code=trust_remote_code)
+    folder = run_folder_of(run)
     if folder is None:
         raise UsageError(f"{run}: not a run folder (no manifest.json)")
     describe_anew(folder)

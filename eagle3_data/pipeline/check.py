@@ -10,10 +10,10 @@ from eagle3_data.check.check import check as check_records
 from eagle3_data.pipeline.existing import run_folder_of
 
 
-def check(dataset: str | Path, *, trust_remote_code: bool = False) -> CheckReport:
-    """Verify every invariant of the records of a run folder (its shards merged), Parquet files or a Hub data set.
+def check(dataset: str | Path) -> CheckReport:
+    """Verify every invariant of the records of a run folder, Parquet files or a Hub data set.
 
     Raises:
         UsageError: there is no such data set, or it holds no records.
     """
-    return check_records(run_folder_of(dataset, trust_remote_code=trust_remote_code) or str(dataset))
+    return check_records(run_folder_of(dataset, whole=False) or str(dataset))

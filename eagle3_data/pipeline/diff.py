@@ -9,5 +9,5 @@ from eagle3_data.publishing.differences import Difference, compare_records
 
 def diff(first: str, second: str, *, trust_remote_code: bool = False) -> Difference:
     """Compare two data sets; see `publishing.differences.compare_records`."""
-    before, after = (run_folder_of(name, trust_remote_code=trust_remote_code) or name for name in (first, second))
+    before, after = (run_folder_of(name) or name for name in (first, second))
     return compare_records(before, after)

@@ -6,22 +6,24 @@ Goes in: what the user named as a data set. Comes out: the run folder that it is
 from pathlib import Path
 
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.pipeline.generate import merge
+from eagle3_data.pipeline.keeping import check_whole
 from eagle3_data.pipeline.opening import load_target
 from eagle3_data.recipe import parse_recipe
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.target import Target
 
 
-def run_folder_of(dataset: str | Path, *, trust_remote_code: bool = False) -> RunFolder | None:
-    """Return the run folder that `dataset` is, its shards merged; None when it is something else.
+def run_folder_of(dataset: str | Path, *, whole: bool = True) -> RunFolder | None:
+    """Return the run folder that `dataset` is, None when it is something else; nothing is written.
 
-    Whether the code of its tokenizer may run is the caller's word: a folder may be a stranger's.
+    Raises:
+        DataError: `whole`, and rows are missing that the manifest states; its manifest is damaged.
     """
     folder = RunFolder(dataset)
     if not folder.manifest_path.is_file():
         return None
-    merge(folder, trust_remote_code=trust_remote_code)
+    if whole:
+        check_whole(folder)
     return folder
 
 

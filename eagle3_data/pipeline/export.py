@@ -10,7 +10,7 @@ from eagle3_data.pipeline.existing import run_folder_of
 from eagle3_data.publishing import ExportReport
 
 
-def export(dataset: str, *, to: str, output: str, trust_remote_code: bool = False, **options: Any) -> ExportReport:
+def export(dataset: str, *, to: str, output: str, **options: Any) -> ExportReport:
     """Write the rows that a trainer reads; the options are those of `publishing.export`."""
-    folder = run_folder_of(dataset, trust_remote_code=trust_remote_code)
+    folder = run_folder_of(dataset)
     return publishing.export(folder or dataset, to, output, **options)  # type: ignore[arg-type]

@@ -20,14 +20,18 @@ from eagle3_data.engine import EmbeddedEngine
 from eagle3_data.errors import IdentityError, RunLocked, UsageError
 from eagle3_data.generation import Extend, Generator
 from eagle3_data.generation.client.preflight import ServerInfo, check_server
+from eagle3_data.generation.journal.index import keys_of
+from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.generation.records.writer import SourceCounts, write_records
 from eagle3_data.generation.runner import run_generation
 from eagle3_data.manifest import Counts, Engine, Extent, Identity, SourceExtent, Weights
+from eagle3_data.outcome import flags
 from eagle3_data.pipeline.generated import Generated, below_cap, extend_command
+from eagle3_data.pipeline.keeping import guard_records
 from eagle3_data.pipeline.opening import Run, guard_identity, key_of, load_target
 from eagle3_data.pipeline.prepare import prepare_locked
 from eagle3_data.progress import Listener, shown
-from eagle3_data.recipe import Recipe, parse_recipe
+from eagle3_data.recipe import Recipe
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.target import Target
 
@@ -39,8 +43,7 @@ def generate(run: Run, *, shard: tuple[int, int] | None = None) -> Generated:
 
     Args:
         run: prepared first where prompts are missing (not for a shard: prepare once, before the shards start).
-        shard: (index, count): only this share of the prompts; records are written when the shards are merged, which
-            `check`, `lengths`, `card` and `publish` do by themselves.
+        shard: (index, count): only this share of the prompts; the shard that finishes last writes the records.
 
     Raises:
         UsageError: `engine.api_key_env` names a variable that is not set, or empty.
@@ -56,7 +59,7 @@ def generate(run: Run, *, shard: tuple[int, int] | None = None) -> Generated:
 
 
 def generate_shard(run: Run, shard: tuple[int, int], on_progress: Listener | None = None) -> Generated:
-    """Work on one shard; nothing but the journal is written.
+    """Work on one shard; nothing but the journal is written, and the records by the shard that finishes last.
 
     Raises:
         UsageError: there are no prompts yet.
@@ -90,28 +93,9 @@ def generate_locked(run: Run) -> Generated:
     return _work(run, caps_of(run), extend=_recipe_extend(run))
 
 
-def merge(folder: RunFolder, *, trust_remote_code: bool = False) -> None:
-    """Write the records of a run whose journal has moved on since they were last written (shards, a killed run).
-
-    Args:
-        folder: of the run.
-        trust_remote_code: whether the code of its tokenizer may run: the caller's word, not the folder's.
-
-    Raises:
-        DataError, TargetError, MachineError: as the parts.
-    """
-    manifest = folder.read_manifest()
-    journal = [path.stat().st_mtime for path in folder.journal_path.rglob("*") if path.is_file()]
-    written = folder.failures_path
-    if manifest.is_empty or not journal or (written.is_file() and max(journal) <= written.stat().st_mtime):
-        return
-    with folder.lock():
-        recipe = parse_recipe(manifest.recipe, str(folder.manifest_path))
-        merge_locked(Run(recipe.with_consent(trust_remote_code=trust_remote_code), folder))
-
-
 def merge_locked(run: Run) -> Mapping[str, SourceCounts]:
-    """As `merge`, without asking whether there is anything to do, for a caller that holds the run's lock."""
+    """Write the records from the journals of all shards, for a caller that holds the run's lock."""
+    guard_records(run.folder)
     return _write(run, load_target(run.recipe), None)
 
 
@@ -130,6 +114,7 @@ def _work(
     identity = _identity(run, target)
     manifest = folder.read_manifest()
     guard_identity(folder, manifest, identity)
+    guard_records(folder)
     prompts = {spec.name: folder.prompts_path(spec.name) for spec in recipe.sources}
     if shard is None and not extend and manifest.stages.generate:
         counts = _write(run, target, None)
@@ -191,6 +176,8 @@ def _work(
                 counts = {name: _counted(source) for name, source in result.progress.sources.items()}
             else:
                 counts = _write(run, target, step)
+        if shard is not None and not result.interrupted:
+            _write_if_last(run, target)
     return Generated(
         folder.path,
         counts,
@@ -246,6 +233,20 @@ def _write(run: Run, target: Target, step: Generator | None) -> Mapping[str, Sou
     }
     folder.write_manifest(manifest.model_copy(update=changed))
     return counts
+
+
+def _write_if_last(run: Run, target: Target) -> None:
+    """Write the records where every prompt of every shard has its outcome."""
+    folder = run.folder
+    with _locked(folder, alone=False):
+        with Journal(folder.journal_path, readonly=True) as journal:
+            for spec in run.recipe.sources:
+                with pq.ParquetFile(folder.prompts_path(spec.name)) as file:
+                    for batch in file.iter_batches(columns=["sample_id"]):
+                        positions = journal.look_up(keys_of(batch.column(0).to_pylist()))
+                        if flags(journal.index.column("outcome", positions), "missing").any():
+                            return
+        _write(run, target, None)
 
 
 def _counted(source: Any) -> SourceCounts:

@@ -15,14 +15,14 @@ from eagle3_data.pipeline.existing import run_folder_of
 from eagle3_data.run_folder import RunFolder
 
 
-def measure(dataset: str | Path, *, trust_remote_code: bool = False) -> LengthReport:
+def measure(dataset: str | Path) -> LengthReport:
     """Measure the lengths of a run folder, Parquet files or a Hub data set; a run folder keeps them.
 
     Raises:
         UsageError: there is no such data set.
         DataError: no records, or rows that are none.
     """
-    folder = run_folder_of(dataset, trust_remote_code=trust_remote_code)
+    folder = run_folder_of(dataset)
     return measure_lengths(str(dataset)) if folder is None else describe(folder)
 
 

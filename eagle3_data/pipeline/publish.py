@@ -30,7 +30,7 @@ def publish(
     """
     folders = []
     for run in runs:
-        folder = run_folder_of(run, trust_remote_code=trust_remote_code)
+        folder = run_folder_of(run)
         if folder is None:
             raise UsageError(f"{run}: not a run folder (no manifest.json)")
         describe_anew(folder)

@@ -140,6 +140,11 @@ class JournalIndex:
             self._columns[name][place[wins]] = later[name][wins]
             self._columns[name] = np.insert(self._columns[name], at, fresh[name])
 
+    def count(self, holds: str) -> int:
+        """Return of how many rows the property of `Outcome` named `holds` is true."""
+        self.settle()
+        return int(flags(self._columns["outcome"], holds).sum())
+
     def find(self, key: bytes) -> Head | None:
         """Return the head of a row's outcome, or None."""
         found = self._at(key)
