@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.outcome import FINISH_REASONS
 from eagle3_data.pipeline.existing import target_of
-from eagle3_data.publishing.reading import Records, open_records
+from eagle3_data.publishing.records import Records, open_records
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.schema import RECORD_FEATURES
 from eagle3_data.target import Target

@@ -12,7 +12,7 @@ from eagle3_data.publishing.hub.versions import (
     locate_recipe,
     missing_prompts,
 )
-from eagle3_data.publishing.report import PublishReport
+from eagle3_data.publishing.publish_report import PublishReport
 from eagle3_data.publishing.training.exports import ExportReport, export
 from eagle3_data.publishing.training.views import to_training
 from eagle3_data.publishing.training.vocabulary import (

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from eagle3_data.errors import DataError
 from eagle3_data.publishing.card.changes import hash_rows
-from eagle3_data.publishing.reading import Data, Records, open_records, read_ahead
+from eagle3_data.publishing.records import Data, Records, open_records, read_ahead
 
 KINDS: Final = ("added", "removed", "extended", "changed")
 _KEY: Final = ["sample_id", "sample"]

@@ -9,6 +9,7 @@ text (`--text`, encoded with `--tokenizer`), else a made run with independent Zi
 import argparse
 import gzip
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,11 +29,11 @@ from support.hub_client import TestHub  # noqa: E402
 from support.hub_server import WRITER  # noqa: E402
 from support.run_folders import SOURCES, make_run  # noqa: E402
 
-from eagle3_data.publishing.reading import open_records  # noqa: E402
+from eagle3_data.publishing.records import open_records  # noqa: E402
 from eagle3_data.publishing.training.exports import export  # noqa: E402
 from eagle3_data.publishing.training.views import to_training  # noqa: E402
 from eagle3_data.publishing.training.vocabulary import count_tokens  # noqa: E402
-from eagle3_data.run_folder import RunFolder  # noqa: E402
+from eagle3_data.run_folder import RunFolder, write_parquet  # noqa: E402
 from eagle3_data.schema import RECORD_FEATURES, arrow_schema  # noqa: E402
 
 LISTS = ("input_ids", "output_ids")
@@ -213,7 +214,7 @@ def rates(run: RunFolder) -> None:
     print(f"  publish, nothing to do   {again:8.2f} s")
     print(f"  stream the first 5 rows  {streamed:8.2f} s   {read / 1e6:8.2f} MB read ({read / size:.2%})")
     print(f"  load_dataset, all        {loaded:8.2f} s   {size / 1e6 / loaded:8.1f} MB/s (download and Arrow cache)")
-    print(f"  export to JSONL          {exported:8.2f} s   {report.tokens / 1e6 / exported:8.1f} M tokens/s")
+    print(f"  export to JSONL          {exported:8.2f} s   {report.whole.tokens / 1e6 / exported:8.1f} M tokens/s")
 
 
 def training(run: RunFolder) -> None:
@@ -228,8 +229,75 @@ def training(run: RunFolder) -> None:
         start = time.perf_counter()
         tokens = sum(len(made[index]["input_ids"]) for index in range(few))
         spent = time.perf_counter() - start
+        start = time.perf_counter()
+        plain = to_training(rows, max_length=4096, materialize=True, cache_dir=cache)
+        written = time.perf_counter() - start
+        whole = sum(
+            len(batch["input_ids"].combine_chunks().values) for batch in plain.with_format("arrow").iter(1_000)
+        )
+        chosen = np.random.default_rng(0).integers(len(plain), size=5_000).tolist()
+        arrow = plain.with_format("arrow")
+        start = time.perf_counter()
+        for index in chosen:
+            arrow[index]
+        at_random = time.perf_counter() - start
     print(
         f"  to_training, row by row  {spent:8.2f} s   {few / spent:8.0f} rows/s, {tokens / 1e6 / spent:.1f} M tokens/s"
+    )
+    print(f"  to_training, written     {written:8.2f} s   {whole / 1e6 / written:8.1f} M tokens/s")
+    print(f"  of that, rows at random  {at_random:8.2f} s   {len(chosen) / at_random:8.0f} rows/s (Arrow format)")
+
+
+def flat_memory(rows: int) -> None:
+    """Export and materialise rows of 1,000 tokens in a process of its own; print the rate and the peak memory."""
+    code = """
+import resource, sys, time
+from pathlib import Path
+import datasets
+from eagle3_data.publishing.training.exports import export
+from eagle3_data.publishing.training.views import to_training
+run, place = Path(sys.argv[1]), Path(sys.argv[2])
+datasets.disable_progress_bars()
+def told(name, tokens, spent, cpu):
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    print(f"  {name:<24} {spent:8.2f} s   {tokens / 1e6 / spent:8.1f} M tokens/s"
+          f" ({tokens / 1e6 / cpu:.1f} a CPU second), peak {peak:,.0f} MB", flush=True)
+for name, kind in (("export to JSONL", "rows.jsonl"), ("export to Arrow", "rows")):
+    start, cpu = time.perf_counter(), time.process_time()
+    whole = export(run, "plain", place / kind).whole
+    told(name, whole.tokens, time.perf_counter() - start, time.process_time() - cpu)
+files = [str(path) for path in run.rglob("records/*/*.parquet")]
+rows = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(place / "cache"))
+start, cpu = time.perf_counter(), time.process_time()
+to_training(rows, materialize=True, cache_dir=place)
+told("to_training, written", whole.tokens, time.perf_counter() - start, time.process_time() - cpu)
+"""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tables = (uniform(first, 1_000) for first in range(0, rows, 1_000))
+        write_parquet(folder / "run/records/s/train-00000-of-00001.parquet", tables, arrow_schema(RECORD_FEATURES))
+        print(f"\n{rows:,} rows of 1,000 tokens")
+        subprocess.run([sys.executable, "-c", code, str(folder / "run"), str(folder / "out")], check=True)
+
+
+def uniform(first: int, rows: int, prompt: int = 200, output: int = 800) -> pa.Table:
+    """Make records of equal length."""
+    rng = np.random.default_rng(first)
+    columns: dict[str, Any] = {}
+    for name, length in (("input_ids", prompt), ("output_ids", output)):
+        ids = (np.exp(rng.random(rows * length) * np.log(150_000))).astype(np.int32)
+        columns[name] = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * length), pa.array(ids))
+    names = [f"s-{index:024x}" for index in range(first, first + rows)]
+    columns |= {"sample_id": names, "dialogue": names, "source": ["s"] * rows, "finish_reason": ["stop"] * rows}
+    columns |= {"prompt_tokens": np.full(rows, prompt), "completion_tokens": np.full(rows, output)}
+    schema = arrow_schema(RECORD_FEATURES)
+    empty = {"string": "", "int32": 0, "int64": 0}
+    return pa.table(
+        {
+            field.name: pa.array(columns.get(field.name, [empty.get(str(field.type))] * rows)).cast(field.type)
+            for field in schema
+        },
+        schema=schema,
     )
 
 
@@ -239,6 +307,7 @@ def main() -> None:
     parser.add_argument("--text", nargs="*", type=Path, default=[], help="real text for the size table")
     parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer that encodes --text")
     parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--long-rows", type=int, default=20_000, help="rows of 1,000 tokens for the memory figures")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -258,6 +327,7 @@ def main() -> None:
         histogram(run, 49_152, tokens)
         rates(run)
         training(run)
+    flat_memory(options.long_rows)
 
 
 if __name__ == "__main__":

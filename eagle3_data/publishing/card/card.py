@@ -28,7 +28,7 @@ from eagle3_data.publishing.card.facts import (
 from eagle3_data.publishing.card.licenses import model_license
 from eagle3_data.publishing.card.markdown import Markdown, block, code, escape, image, line, link
 from eagle3_data.publishing.card.merge import merge_card
-from eagle3_data.publishing.release import public_values
+from eagle3_data.publishing.version_files import public_values
 from eagle3_data.run_folder import RunFolder, atomic_file, read_json
 
 if TYPE_CHECKING:

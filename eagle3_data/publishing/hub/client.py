@@ -37,10 +37,10 @@ from eagle3_data.publishing.hub.request import (
     same_records,
 )
 from eagle3_data.publishing.inputs import Run, Wanted, gather
-from eagle3_data.publishing.release import MANIFEST, ReleaseFile, plain_version
-from eagle3_data.publishing.report import PublishReport
+from eagle3_data.publishing.publish_report import PublishReport
 from eagle3_data.publishing.staging import Exclusion
 from eagle3_data.publishing.training.exports import Trainer
+from eagle3_data.publishing.version_files import MANIFEST, VersionFile, plain_version
 
 if TYPE_CHECKING:
     from eagle3_data.target import Target
@@ -268,7 +268,7 @@ def _send(repository: Repository, order: Order, adds: Sequence[CommitOperationAd
                 wait_for(cause, attempt)
 
 
-def _operation(file: ReleaseFile, sent: dict[str, CommitOperationAdd]) -> CommitOperationAdd:
+def _operation(file: VersionFile, sent: dict[str, CommitOperationAdd]) -> CommitOperationAdd:
     """Return the operation that adds a file; contents that were sent in an earlier try are not read again."""
     key = f"{file.path}:{file.sha256}"
     if key not in sent:

@@ -24,17 +24,17 @@ from eagle3_data.publishing.card.changes import (
 from eagle3_data.publishing.card.facts import read_counts, total
 from eagle3_data.publishing.hub.repository import Repository, is_version_tag
 from eagle3_data.publishing.hub.request import Head, Order, same_records
-from eagle3_data.publishing.release import (
+from eagle3_data.publishing.publish_report import PublishedFile
+from eagle3_data.publishing.version_files import (
     CARD,
     OWNED_FOLDERS,
-    ReleaseFile,
+    VersionFile,
     forbid_secrets,
     parse_version,
     public_manifest,
     record_paths,
-    release_files,
+    version_files,
 )
-from eagle3_data.publishing.report import PublishedFile
 from eagle3_data.run_folder import read_json
 from eagle3_data.schema import RECORD_FEATURES, arrow_schema
 
@@ -45,9 +45,9 @@ FIRST_VERSION: Final = "1.0.0"
 class Plan:
     """What a commit would do."""
 
-    files: Sequence[ReleaseFile]
+    files: Sequence[VersionFile]
     card: str
-    add: Sequence[ReleaseFile]
+    add: Sequence[VersionFile]
     delete: Sequence[str]
     changes: Sequence[str]
     notes: Sequence[str] = ()
@@ -124,7 +124,7 @@ def _remote(repository: Repository, path: str, commit: str) -> Opener:
     return lambda: repository.open(path, commit)
 
 
-def _local(file: ReleaseFile) -> Opener:
+def _local(file: VersionFile) -> Opener:
     def opened() -> AbstractContextManager[Any]:
         assert isinstance(file.content, Path)
         return file.content.open("rb")
@@ -132,17 +132,17 @@ def _local(file: ReleaseFile) -> Opener:
     return opened
 
 
-def _count_rows(file: ReleaseFile) -> int:
+def _count_rows(file: VersionFile) -> int:
     return int(pq.read_metadata(file.content).num_rows)
 
 
 def make_plan(
     repository: Repository, order: Order, head: Head, changes: list[dict[str, Any]], lines: Sequence[str]
 ) -> Plan:
-    files = release_files(order.run, order.manifest, order.sources, order.version, changes)
+    files = version_files(order.run, order.manifest, order.sources, order.version, changes)
     notes: list[str] = []
     if len(changes) > VERSIONS_SHOWN:
-        files.append(ReleaseFile(VERSIONS_NAME, render_versions(changes).encode()))
+        files.append(VersionFile(VERSIONS_NAME, render_versions(changes).encode()))
     card = render_card(
         order.run,
         order.template,
@@ -154,7 +154,7 @@ def make_plan(
         existing=head.card,
         notes=notes,
     )
-    files.append(ReleaseFile(CARD, card.encode()))
+    files.append(VersionFile(CARD, card.encode()))
     forbid_secrets(files, order.secrets)
     kept = {file.path for file in files}
     delete = [path for path in head.files if path.startswith(OWNED_FOLDERS) and path not in kept]

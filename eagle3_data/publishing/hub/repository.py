@@ -24,7 +24,7 @@ from huggingface_hub.hf_api import DatasetInfo, RepoFile
 
 from eagle3_data.errors import HubError, HubUnreachable, UsageError
 from eagle3_data.publishing.hub.errors import hub_errors, patiently
-from eagle3_data.publishing.release import CARD, MANIFEST, RemoteFile, parse_version
+from eagle3_data.publishing.version_files import CARD, MANIFEST, RemoteFile, parse_version
 
 KIND: Final = "dataset"
 _PREFIX: Final = "hf://"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from eagle3_data.errors import HubError, UsageError
 from eagle3_data.publishing.hub.errors import patiently
 from eagle3_data.publishing.hub.repository import KIND, Repository, is_version_tag
-from eagle3_data.publishing.release import (
+from eagle3_data.publishing.version_files import (
     CARD,
     RemoteFile,
     parse_version,

@@ -19,7 +19,7 @@ from eagle3_data.errors import HubError, UsageError
 from eagle3_data.publishing.card.facts import DEFAULT_CONFIG
 from eagle3_data.publishing.hub.errors import hub_errors
 from eagle3_data.publishing.hub.repository import Repository, parse_repo
-from eagle3_data.publishing.release import RECIPE, plain_version
+from eagle3_data.publishing.version_files import RECIPE, plain_version
 from eagle3_data.run_folder import RunFolder
 
 _SHOWN: Final = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.publishing.reading import Data, open_records, read_ahead
+from eagle3_data.publishing.records import Data, open_records, read_ahead
 from eagle3_data.publishing.training.rows import (
     RECORD_COLUMNS,
     TRAINING_SCHEMA,

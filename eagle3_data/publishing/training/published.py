@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow.parquet as pq
 
 from eagle3_data.publishing.card.facts import SPLITS
-from eagle3_data.publishing.reading import open_records, read_ahead
+from eagle3_data.publishing.records import open_records, read_ahead
 from eagle3_data.publishing.training.exports import Trainer
 from eagle3_data.publishing.training.rows import (
     RECORD_COLUMNS,

@@ -19,7 +19,7 @@ from datasets import Features, Value
 from numpy.typing import NDArray
 
 from eagle3_data.errors import UsageError
-from eagle3_data.publishing.reading import dataset_tables
+from eagle3_data.publishing.records import dataset_tables
 from eagle3_data.publishing.selection import FILTER_COLUMNS, dropped_by
 from eagle3_data.publishing.training.rows import (
     RECORD_COLUMNS,

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.publishing.reading import Data, Records, open_records
+from eagle3_data.publishing.records import Data, Records, open_records
 from eagle3_data.publishing.training.torch_file import write_torch
 from eagle3_data.run_folder import atomic_file, write_json
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import DatasetInfo
 
-from eagle3_data.publishing.reading import read_ahead
+from eagle3_data.publishing.records import read_ahead
 from eagle3_data.publishing.training.rows import TRAINING_FEATURES, TRAINING_SCHEMA
 from eagle3_data.run_folder import atomic_file, machine_errors
 

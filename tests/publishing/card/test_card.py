@@ -19,7 +19,7 @@ from eagle3_data.publishing.card.changes import describe_changes
 from eagle3_data.publishing.card.check import check_card
 from eagle3_data.publishing.card.facts import read_counts, size_category
 from eagle3_data.publishing.card.merge import merge_card
-from eagle3_data.publishing.release import public_recipe
+from eagle3_data.publishing.version_files import public_recipe
 from eagle3_data.recipe import parse_recipe
 from eagle3_data.run_folder import RunFolder
 

@@ -60,7 +60,7 @@ def _open_no_link(path: str, flags: int) -> int:
 
 
 @dataclass(frozen=True)
-class ReleaseFile:
+class VersionFile:
     """One file of a version: a path in the repository, and its content on disk or in memory."""
 
     path: str
@@ -162,29 +162,29 @@ def secret_names(manifest: Mapping[str, Any]) -> set[str]:
     return names
 
 
-def record_paths(run: RunFolder, sources: Sequence[str]) -> list[ReleaseFile]:
+def record_paths(run: RunFolder, sources: Sequence[str]) -> list[VersionFile]:
     """Return the record files of the sources."""
     return [
-        ReleaseFile(f"records/{source}/{path.name}", path)
+        VersionFile(f"records/{source}/{path.name}", path)
         for source in sources
         for split in SPLITS
         for path in run.record_files(source, split)
     ]
 
 
-def training_paths(run: RunFolder, sources: Sequence[str]) -> list[ReleaseFile]:
+def training_paths(run: RunFolder, sources: Sequence[str]) -> list[VersionFile]:
     """Return the files of training rows of the sources, where the run has them."""
     folder = run.path / "train_rows"
     return [
-        ReleaseFile(f"train_rows/{source}/{path.name}", path)
+        VersionFile(f"train_rows/{source}/{path.name}", path)
         for source in sources
         for path in sorted((folder / source).glob("*.parquet"))
     ]
 
 
-def release_files(
+def version_files(
     run: RunFolder, manifest: Mapping[str, Any], sources: Sequence[str], version: str, changes: Sequence[Any]
-) -> list[ReleaseFile]:
+) -> list[VersionFile]:
     """Return every file of a version but the card.
 
     Raises:
@@ -194,14 +194,14 @@ def release_files(
         raise DataError(f"{run.lengths_path}: missing; run `eagle3-data lengths {run.path}` first")
     files = record_paths(run, sources) + training_paths(run, sources)
     public = public_manifest(manifest, sources) | {"version": version, "changes": list(changes)}
-    files.append(ReleaseFile(MANIFEST, _json(public)))
+    files.append(VersionFile(MANIFEST, _json(public)))
     if public["recipe"]:
-        files.append(ReleaseFile(RECIPE, public["recipe"].encode()))
-    files.append(ReleaseFile(run.lengths_path.name, run.lengths_path))
+        files.append(VersionFile(RECIPE, public["recipe"].encode()))
+    files.append(VersionFile(run.lengths_path.name, run.lengths_path))
     if run.page_path.is_file():
-        files.append(ReleaseFile(run.page_path.name, run.page_path))
+        files.append(VersionFile(run.page_path.name, run.page_path))
     for pattern in ("*.png", "*.svg"):
-        files += [ReleaseFile(f"figures/{path.name}", path) for path in sorted(run.figures_path.glob(pattern))]
+        files += [VersionFile(f"figures/{path.name}", path) for path in sorted(run.figures_path.glob(pattern))]
     return files
 
 
@@ -209,7 +209,7 @@ def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def forbid_secrets(files: Sequence[ReleaseFile], secrets: Mapping[str, str]) -> None:
+def forbid_secrets(files: Sequence[VersionFile], secrets: Mapping[str, str]) -> None:
     """Refuse to publish a text file, or a Parquet file whose metadata, holds a secret, as it is or encoded.
 
     Args:
@@ -246,7 +246,7 @@ def forbid_secrets(files: Sequence[ReleaseFile], secrets: Mapping[str, str]) -> 
             raise DataError(f"{file.path}: it holds what looks like a Hub token; remove it and publish again")
 
 
-def _parquet_metadata(file: ReleaseFile) -> bytes:
+def _parquet_metadata(file: VersionFile) -> bytes:
     """Return all texts beside the rows: of the file, its schema and its columns."""
     source = file.content if isinstance(file.content, Path) else io.BytesIO(file.content)
     stored = pq.read_metadata(source).metadata or {}
