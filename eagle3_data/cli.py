@@ -144,7 +144,7 @@ def _generate(options: argparse.Namespace) -> int:
 def _extend(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
-    result = pipeline.extend(_run(options), max_new_tokens=options.max_new_tokens)
+    result = pipeline.extend(_run(options), max_new_tokens=options.max_new_tokens, sources=options.source)
     _print(result.to_dict(), result.to_text, options)
     return result.exit_status
 
@@ -177,6 +177,17 @@ def _lengths(options: argparse.Namespace) -> int:
     if options.json_file:
         write_json(Path(options.json_file), result.to_dict())
     print((comparison.to_text() if comparison else report.to_text(full=options.full)).rstrip("\n"))
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from eagle3_data.pipeline import status
+
+    if options.watch:
+        status.watch(Path(options.run), as_json=options.json)
+    else:
+        found = status.status(Path(options.run))
+        _print(found.to_dict(), found.to_text, options)
     return 0
 
 
@@ -415,6 +426,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--max-new-tokens", type=_positive, required=True, metavar="N", help="the new cap of every source"
     )
+    sub.add_argument(
+        "--source", action="append", default=[], metavar="NAME", help="of this source alone; may be repeated"
+    )
     sub = add("check", _check, "verify every invariant of a record")
     sub.add_argument("dataset", metavar="DATASET")
     _add_trust(sub)
@@ -448,6 +462,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("run", metavar="RUN")
     sub.add_argument("--from", dest="source", metavar="hf://…", help="a published version, into a new run folder")
     sub.add_argument("--pack", action="store_true", help="remove the journal of a finished run, when records hold all")
+    sub = add("status", _status, "a running or finished run from outside, without its lock")
+    sub.add_argument("run", metavar="RUN")
+    sub.add_argument("--watch", action="store_true", help="draw it anew every two seconds until it has ended")
     sub = add("vocab", _vocab, "draft vocabulary (d2t, t2d) with its coverage", json_flag=False)
     sub.add_argument("dataset", metavar="DATASET")
     _add_trust(sub)

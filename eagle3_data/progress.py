@@ -7,9 +7,12 @@ flight, tokens/s, time left), or one JSON object a line; and, beside those lines
 import contextlib
 import json
 import logging
+import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
@@ -20,6 +23,7 @@ from eagle3_data.generation.progress import Progress
 
 Listener = Callable[[Progress], None]
 _LINE_SECONDS = 5.0
+_KEPT_SECONDS = 2.0
 
 
 @contextlib.contextmanager
@@ -44,6 +48,28 @@ def shown(mode: str) -> Iterator[Listener]:
         yield _every(6 * _LINE_SECONDS, _summary, _standing)
     else:
         raise UsageError(f"progress: {mode!r} is not auto, bar, json or none")
+
+
+def kept(path: Path, listener: Listener) -> Listener:
+    """Return a listener that also leaves every look at `path` for other processes, at most every two seconds.
+
+    It is a hint for people: where it cannot be written, the run goes on without it.
+    """
+    last = -_KEPT_SECONDS
+
+    def show(progress: Progress) -> None:
+        nonlocal last
+        if progress.finished or time.monotonic() - last >= _KEPT_SECONDS:
+            last = time.monotonic()
+            values = {**progress.to_dict(), "pid": os.getpid(), "host": socket.gethostname(), "written": time.time()}
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                beside = path.with_suffix(f".{os.getpid()}.tmp")
+                beside.write_text(json.dumps(values))
+                beside.replace(path)
+        listener(progress)
+
+    return show
 
 
 def log_line(level: str, message: str) -> str:

@@ -189,6 +189,10 @@ class RunFolder:
     failures_path = property(lambda self: self.path / "failures.parquet")
     skipped_path = property(lambda self: self.path / "skipped.parquet")
 
+    def progress_path(self, shard: tuple[int, int] = (0, 1)) -> Path:
+        """Return where a process at work leaves its progress for `status`."""
+        return self.path / ".progress" / f"{shard[0]:05d}-of-{shard[1]:05d}.json"
+
     def prompts_path(self, source: str) -> Path:
         """Return the Parquet file of a source's prompts, in draw order."""
         return self.path / "prompts" / f"{source}.parquet"

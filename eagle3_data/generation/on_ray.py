@@ -132,6 +132,8 @@ def _together(parts: list[Progress], *, finished: bool) -> Progress:
                 setattr(sums, each.name, getattr(sums, each.name) + getattr(source, each.name))
         for name in ("tokens", "tokens_per_second", "in_flight", "concurrency", "requests", "retries"):
             setattr(whole, name, getattr(whole, name) + getattr(part, name))
+        whole.servers = whole.servers or part.servers
+        whole.since = min(filter(None, (whole.since, part.since)), default=0.0)
         whole.seconds = max(whole.seconds, part.seconds)
         whole.seconds_left = max(whole.seconds_left, part.seconds_left)
         whole.cached_share += part.cached_share / len(parts)

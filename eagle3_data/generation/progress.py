@@ -51,6 +51,8 @@ class Progress:
     trimmed: int = 0  # answers that ran over their end token and were cut there
     draining: bool = False
     finished: bool = False
+    since: float = 0.0  # Unix time at which this run began
+    servers: list[dict[str, Any]] = field(default_factory=list)  # url, up, in_flight
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready values."""

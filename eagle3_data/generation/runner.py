@@ -22,6 +22,7 @@ from datasets import Dataset
 from eagle3_data.errors import EngineError
 from eagle3_data.generation.client.server import Server
 from eagle3_data.generation.dialogues import ScriptedPrompt
+from eagle3_data.generation.forecast import Forecast
 from eagle3_data.generation.generator import Generator
 from eagle3_data.generation.journal.entry import Entry, Ids
 from eagle3_data.generation.progress import Progress, Rate, recount
@@ -32,6 +33,7 @@ from eagle3_data.outcome import Outcome, of_code
 logger = logging.getLogger(__name__)
 
 _OPEN_ROWS: Final = 4096
+_FORECAST_SECONDS: Final = 5.0
 _TICK_SECONDS: Final = 0.5
 _STAND_INS: Final = 4  # rows that may be asked for one place while others wait out a refusal
 
@@ -74,6 +76,7 @@ class GenerationRun:
     _error: BaseException | None = None
     _give_up: bool = False
     _tokens: int = 0
+    _written: dict["asyncio.Task[Any] | None", int] = field(default_factory=dict)  # by the units in flight
     _in_flight: int = 0
     _wanted: int = 0
 
@@ -119,11 +122,14 @@ class GenerationRun:
         """
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
         self._changed = asyncio.Event()
-        self._rate = Rate()
-        self._began = time.monotonic()
+        self._rate, self._forecast = Rate(), Forecast()
+        self._forecast_at, self._forecast_seconds = -_FORECAST_SECONDS, -1.0
+        self._began, self._since = time.monotonic(), time.time()
         with self._signals(handle_signals):
             try:
                 self._sources = pending_sources(self.prompts, self.step, self.only_truncated)
+                for source in self._sources:
+                    self._forecast.add(source.name, *source.queue.units)
                 await self._work()
             except asyncio.CancelledError:
                 if not self._stopped:
@@ -258,6 +264,9 @@ class GenerationRun:
         home: Server | None = None
         source.progress.in_flight += 1
         self._in_flight += 1
+        unit = asyncio.current_task()
+        self._written[unit] = 0
+        self._forecast.start(source.name, unit, sum(expected))
         try:
             for row, guess in zip(rows, expected, strict=True):
                 if self._draining:
@@ -269,6 +278,7 @@ class GenerationRun:
         finally:
             source.progress.in_flight -= 1
             self._in_flight -= 1
+            self._forecast.end(source.name, unit, self._written.pop(unit) or None)
 
     async def _one(
         self, source: PendingSource, row: int, sample: int, guess: float, home: Server | None
@@ -304,7 +314,7 @@ class GenerationRun:
         )
         answers = [turn.entry for turn in turns if turn.entry.outcome.answered]
         tokens = sum(len(entry.output_ids) for entry in answers)
-        self._tokens += tokens - had
+        self._add_tokens(tokens - had)
         if turns and (ended or not turns[-1].entry.outcome.answered or len(answers) > len(script.later_turns)):
             recount(source.progress, Outcome.NONE, turns[-1].entry)
         if answers:
@@ -314,8 +324,12 @@ class GenerationRun:
     def _count(self, source: PendingSource, before: Outcome, had: int, guess: float, entry: Entry) -> None:
         recount(source.progress, before if before.answered else Outcome.NONE, entry)
         if entry.outcome.answered:
-            self._tokens += len(entry.output_ids) - had
+            self._add_tokens(len(entry.output_ids) - had)
             source.queue.learned.note(guess, len(entry.output_ids))
+
+    def _add_tokens(self, tokens: int) -> None:
+        self._tokens += tokens
+        self._written[asyncio.current_task()] += tokens
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
@@ -345,21 +359,25 @@ class GenerationRun:
             self._report()
             await asyncio.sleep(_TICK_SECONDS)
 
+    def _seconds_left(self) -> float:
+        """Return the forecast, worked out anew every few seconds and counted down between."""
+        now = time.monotonic()
+        if self._forecast_seconds < 0 or now - self._forecast_at >= _FORECAST_SECONDS:
+            self._forecast_at, self._forecast_seconds = now, self._forecast.seconds_left(self._wanted)
+        return max(0.0, self._forecast_seconds - (now - self._forecast_at)) if self._forecast_seconds >= 0 else -1.0
+
     def _report(self, finished: bool = False) -> Progress:
         rate = self._rate.at(self._tokens)
-        left = 0.0
-        for source in self._sources:
-            left += source.progress.left * (source.queue.learned.mean if source.queue.learned.rows else 0.0)
-        known = any(source.queue.learned.rows for source in self._sources) and rate > 0
         progress = Progress(
             sources={source.name: source.progress for source in self._sources},
             seconds=time.monotonic() - self._began,
             tokens=self._tokens,
             tokens_per_second=rate,
-            seconds_left=0.0 if finished else (left / rate if known else -1.0),
+            seconds_left=0.0 if finished else self._seconds_left(),
             in_flight=self._in_flight,
             draining=self._draining,
             finished=finished,
+            since=self._since,
         )
         self.step.connections.describe(progress)
         self.on_progress(progress)

@@ -204,7 +204,8 @@ def advise(
     below = int(completion.cut[completion.values < (cap or 0)].sum())
     verdict = _verdict(curve, cap, target, confidence, above)
     effective = curve.rows / (float(curve.design.effects[-1]) if curve.design.dialogues else 1.0)
-    action, aim = _action(advised, verdict, cap, tried, full, cut=int(completion.cut.sum()))
+    open_rows = bool(curve.waiting) and verdict == "cannot_tell"
+    action, aim = _action(advised, verdict, cap, tried, full, open_rows, cut=int(completion.cut.sum()))
     extended = endless.plateau if action == "extend" else 0
     return Advice(
         source=source,
@@ -266,10 +267,10 @@ def _typical(curve: SourceCurve) -> str:
 
 
 def _action(
-    advised: CapChoice, verdict: str, cap: int | None, tried: int | None, full: bool, *, cut: int
+    advised: CapChoice, verdict: str, cap: int | None, tried: int | None, full: bool, open_rows: bool, *, cut: int
 ) -> tuple[str, int | None]:
     """Return what to do and the cap that it names."""
-    if advised.reason == "unanswered":
+    if advised.reason == "unanswered" or (advised.cap is None and open_rows):
         return "go_on", None
     if cap is None:
         return "none", None

@@ -342,14 +342,14 @@ def read_run(folder: RunFolder) -> tuple[dict[str, SourceTally], dict[str, Unfin
         tally = tallies[name] = read.get(name, SourceTally())
         lost, late, left_out = failures.get(name, 0), timeouts.get(name, 0), skipped.get(name, 0)
         prompts = folder.prompts_path(name)
-        drawn, expected = _drawn(prompts) if prompts.exists() else (tally.rows + lost + left_out, False)
+        drawn, expected = drawn_rows(prompts) if prompts.exists() else (tally.rows + lost + left_out, False)
         waiting = max(0, drawn - tally.rows - lost - left_out)
         unfinished[name] = Unfinished(waiting, late, lost - late, left_out, expected)
         tally.wait_for(unfinished[name].rows)
     return tallies, unfinished
 
 
-def _drawn(path: Path) -> tuple[int, bool]:
+def drawn_rows(path: Path) -> tuple[int, bool]:
     """Return how many prompts a source has, and whether the length of any answer is expected from upstream."""
     with pq.ParquetFile(path) as file:
         if "expected_tokens" not in file.schema_arrow.names:

@@ -16,6 +16,7 @@ from eagle3_data.errors import DataError, UsageError
 from eagle3_data.lengths import reading, summary
 from eagle3_data.lengths.advice import advise
 from eagle3_data.lengths.reading import MEASURES, SourceTally, Unfinished
+from eagle3_data.lengths.running import read_journal
 from eagle3_data.lengths.statistics.censoring import Curve, SourceCurve
 from eagle3_data.lengths.statistics.clusters import INDEPENDENT
 from eagle3_data.lengths.statistics.distribution import LengthCounts
@@ -82,6 +83,7 @@ def measure_lengths(
     confidence: float = CONFIDENCE,
     recipe: str | None = None,
     pilot: bool = False,
+    running: bool = False,
 ) -> LengthReport:
     """Measure prompt, completion, reasoning and answer lengths of records, by source and as a whole.
 
@@ -94,6 +96,8 @@ def measure_lengths(
             manifest's for the source, else 0.01.
         confidence: of every interval.
         recipe: how the user names the recipe on the command line, for the commands in the advice.
+        running: read a run folder's journal instead of its records, which a run under way has not written yet;
+            reasoning and tool calls are then not known.
         pilot: whether the rows are a pilot's, so that the advice goes on with the pilot.
 
     Raises:
@@ -102,7 +106,11 @@ def measure_lengths(
     """
     if not 0 < confidence < 1:
         raise UsageError(f"confidence must lie between 0 and 1, got {confidence}")
-    tallies, unfinished, found = _read(records)
+    if running and isinstance(records, RunFolder):
+        found = records.read_manifest()
+        tallies, unfinished = read_journal(records, found)
+    else:
+        tallies, unfinished, found = _read(records)
     if not tallies:
         raise DataError("no records and no prompts to measure; run generate first")
     # Sorted as JSON files are, so that what is printed from lengths.json is what is printed from memory.

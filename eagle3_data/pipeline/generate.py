@@ -30,7 +30,7 @@ from eagle3_data.pipeline.generated import Generated, below_cap, extend_command
 from eagle3_data.pipeline.keeping import guard_records
 from eagle3_data.pipeline.opening import Run, guard_identity, key_of, load_target
 from eagle3_data.pipeline.prepare import prepare_locked
-from eagle3_data.progress import Listener, shown
+from eagle3_data.progress import Listener, kept, shown
 from eagle3_data.recipe import Recipe
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.target import Target
@@ -72,17 +72,25 @@ def generate_shard(run: Run, shard: tuple[int, int], on_progress: Listener | Non
     return _work(run, caps_of(run), extend=_recipe_extend(run), shard=shard, on_progress=on_progress)
 
 
-def extend(run: Run, *, max_new_tokens: int) -> Generated:
+def extend(run: Run, *, max_new_tokens: int, sources: Sequence[str] = ()) -> Generated:
     """Continue the truncated rows from where they were cut, up to `max_new_tokens` in all, and only those.
 
-    Raises: as `generate`.
+    Args:
+        run: whose rows are continued.
+        max_new_tokens: the new cap.
+        sources: of these alone; by default of every source.
+
+    Raises: as `generate`, and UsageError for a source that the recipe does not have.
     """
+    names = [spec.name for spec in run.recipe.sources]
+    if strange := sorted(set(sources) - set(names)):
+        raise UsageError(f"--source {strange[0]}: the recipe has {', '.join(names)}")
     with run.folder.lock():
         manifest = run.folder.read_manifest()
         if not manifest.stages.generate:
             raise UsageError(f"{run.folder.path}: nothing to extend; run `eagle3-data generate` first")
         caps = {
-            spec.name: max(max_new_tokens, cap)
+            spec.name: max(max_new_tokens, cap) if not sources or spec.name in sources else cap
             for spec, cap in zip(run.recipe.sources, caps_of(run).values(), strict=True)
         }
         return _work(run, caps, extend=True, only_truncated=True)
@@ -166,7 +174,8 @@ def _work(
             **options,
         )
         with step, shown(run.progress) as bars:
-            result = run_generation(prompts, step, on_progress or bars, only_truncated=only_truncated)
+            told = kept(folder.progress_path(shard or (0, 1)), on_progress or bars)
+            result = run_generation(prompts, step, told, only_truncated=only_truncated)
             seconds = time.monotonic() - began
             with _locked(folder, alone=shard is None):
                 manifest = folder.read_manifest()

@@ -12,18 +12,30 @@ from eagle3_data.lengths import LengthReport, measure_lengths
 from eagle3_data.lengths.views.figures import write_figures
 from eagle3_data.lengths.views.page import write_page
 from eagle3_data.pipeline.existing import run_folder_of
+from eagle3_data.pipeline.status import at_work
+from eagle3_data.recipe import Recipe, shipped_recipes
 from eagle3_data.run_folder import RunFolder
 
 
 def measure(dataset: str | Path) -> LengthReport:
     """Measure the lengths of a run folder, Parquet files or a Hub data set; a run folder keeps them.
 
+    A run under way is measured from its journal, and nothing is written.
+
     Raises:
         UsageError: there is no such data set.
         DataError: no records, or rows that are none.
     """
+    run = RunFolder(dataset)
+    if run.manifest_path.is_file() and (at_work(run) or (run.journal_path.is_dir() and not run.sources())):
+        return measure_lengths(run, running=True)
     folder = run_folder_of(dataset)
     return measure_lengths(str(dataset)) if folder is None else describe(folder)
+
+
+def recipe_words(recipe: Recipe) -> str:
+    """Return how a user names a recipe on the command line: a shipped one by its name, another by its path."""
+    return recipe.name if recipe.name in shipped_recipes() else str(recipe.file or recipe.name)
 
 
 def describe(

@@ -28,7 +28,7 @@ from eagle3_data.lengths import (
 from eagle3_data.lengths.views import wording
 from eagle3_data.manifest import Extent, PilotCap
 from eagle3_data.pipeline.generate import check_servers, generate_locked, tools_warnings
-from eagle3_data.pipeline.lengths import describe
+from eagle3_data.pipeline.lengths import describe, recipe_words
 from eagle3_data.pipeline.opening import Run, load_target
 from eagle3_data.pipeline.prepare import Prepared, prepare_locked
 from eagle3_data.pipeline.tables import show_table
@@ -293,7 +293,7 @@ def pilot(run: Run, *, rows: int | None = None, high_cap: int | None = None) -> 
             generated = generate_locked(trial)
             _state_cap(trial.folder, top)
             targets = {spec.name: spec.truncation_target or _DEFAULT_TARGET for spec in run.recipe.sources}
-            report = describe(trial.folder, targets, recipe=str(run.recipe.file or run.recipe.name), pilot=True)
+            report = describe(trial.folder, targets, recipe=recipe_words(run.recipe), pilot=True)
         drawn = prepared.reports
         caps = {name: _choice(report, name, targets[name], drawn[name].prompts) for name in report.sources}
         manifest = run.folder.read_manifest()

@@ -13,7 +13,7 @@ from eagle3_data.lengths import LengthReport
 from eagle3_data.pipeline.existing import target_of
 from eagle3_data.pipeline.generate import generate_locked
 from eagle3_data.pipeline.generated import Generated
-from eagle3_data.pipeline.lengths import describe
+from eagle3_data.pipeline.lengths import describe, recipe_words
 from eagle3_data.pipeline.opening import Run
 from eagle3_data.pipeline.prepare import Prepared, prepare_locked
 from eagle3_data.publishing import PublishReport, publish, write_card
@@ -84,7 +84,7 @@ def run(run: Run) -> Finished:
         if generated.interrupted or not any(counts.records for counts in generated.counts.values()):
             return Finished(prepared, generated)
         checked = check(folder)
-        lengths = describe(folder, recipe=str(recipe.file or recipe.name))
+        lengths = describe(folder, recipe=recipe_words(recipe))
         target = target_of(folder, trust_remote_code=recipe.target is not None and recipe.target.trust_remote_code)
         card = write_card(folder, target=target)
         manifest = folder.read_manifest()

@@ -178,7 +178,9 @@ class Connections:
         progress.wrong = dict(sum((client.wrong for client in clients), Counter()))
         progress.trimmed = sum(client.trimmed for client in clients)
         if self._open:
-            progress.concurrency = self._open[-1].servers.capacity
+            servers = self._open[-1].servers
+            progress.concurrency = servers.capacity
+            progress.servers = [{"url": one.url, "up": one.up, "in_flight": one.outstanding} for one in servers.all]
 
     def _paused(self, text: str) -> None:
         self.pause_text = text

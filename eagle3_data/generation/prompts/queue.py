@@ -115,6 +115,12 @@ class SourceQueue:
         self.dialogue = np.zeros(0, np.uint64)
         self.turn = np.zeros(0, np.int32)
 
+    @property
+    def units(self) -> tuple[int, npt.NDArray[np.float32]]:
+        """The longest that a unit's answers can get together, and the expected tokens of each, 0 where unknown."""
+        largest = int(np.diff(self._starts).max()) if len(self._starts) > 1 else 1
+        return self.cap * largest, self._sums
+
     def open_to(self, ready: int) -> None:
         """Take in that the first `ready` rows of the source are rendered."""
         self.ready = ready
