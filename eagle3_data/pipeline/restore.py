@@ -17,7 +17,7 @@ from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.generation.records.restoring import Held, compare_with_journal, restore_entries
 from eagle3_data.pipeline.keeping import answered_rows, check_whole, summed
 from eagle3_data.publishing.hub.repository import Repository, parse_repo
-from eagle3_data.publishing.release import MANIFEST, RECIPE
+from eagle3_data.publishing.version_files import MANIFEST, RECIPE
 from eagle3_data.run_folder import RunFolder, atomic_file
 
 _RECORDS: Final = re.compile(r"records/[A-Za-z][A-Za-z0-9_]*/(?:train|validation)-\d{5}-of-\d{5}\.parquet")
