@@ -11,6 +11,7 @@ import time
 import urllib.request
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -60,10 +61,11 @@ def publish_run(
     return {**report.to_dict(), "waits": WAITS}
 
 
-def publish_records(folder: str, repo: str, version: str) -> dict[str, Any]:
-    """Publish a data set of records in place of a run folder."""
+def publish_records(folder: str, repo: str, version: str, model: str = "") -> dict[str, Any]:
+    """Publish a data set of records in place of a run folder; `model` names the target of it."""
     records = datasets.load_dataset(folder, split="train", cache_dir=tempfile.mkdtemp())
-    return publish(records, repo, version).to_dict()
+    target: Any = SimpleNamespace(identity=lambda: {"model": model}, describe=str) if model else None
+    return publish(records, repo, version, target=target).to_dict()
 
 
 def publish_selected(

@@ -133,7 +133,8 @@ def publish(
 def _excluded_before(repository: Repository, branch: str | None) -> list[str]:
     """Return the ids that the version before left out; none where the Hub cannot be reached (a dry run goes on)."""
     try:
-        info = repository.info(branch) if repository.info() is not None else None
+        main = repository.info()
+        info = (repository.info(branch) if branch and main is not None else None) or main
         manifest = repository.manifest(info.sha) if info is not None and info.sha else {}
     except HubUnreachable:
         return []

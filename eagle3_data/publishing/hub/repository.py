@@ -67,7 +67,7 @@ class Repository:
             yield
 
     def info(self, revision: str | None = None) -> DatasetInfo | None:
-        """Return what the Hub says of the repository at a revision, None when there is no such repository."""
+        """Return what the Hub says of the repository at a revision, None when there is none, or no such revision."""
         with self.errors("read"):
             try:
                 return patiently(lambda: self.api.dataset_info(self.name, revision=revision))
@@ -75,6 +75,8 @@ class Repository:
                 if type(error) is RepositoryNotFoundError:
                     return None
                 raise
+            except RevisionNotFoundError:
+                return None
 
     def other_kind(self) -> str | None:
         """Return "model" or "space" when a repository of that kind has this name, else None."""

@@ -442,6 +442,8 @@ def test_pull_request_branch_private_and_gated(hub: TestHub, runs: dict[str, Run
     hub.control("POST", "merge", {"kind": "dataset", "repo": "org/reviewed", "ref": "refs/pr/1"})
     assert publish(hub, runs["grown"], "org/reviewed", "1.1.0")["status"] == "completed"
 
+    planned = publish(hub, runs["small"], "org/reviewed", "2.0.0", branch="next", dry_run=True)
+    assert planned["status"] == "dry run"
     publish(hub, runs["small"], "org/reviewed", "2.0.0", branch="next")
     state = hub.run("state", repo="org/reviewed").get()
     assert state["tags"]["v2.0.0"] != state["sha"] == state["tags"]["v1.1.0"]
@@ -519,8 +521,11 @@ def test_the_published_recipe_is_pinned_and_tells_nothing_of_the_maker(
 @pytest.mark.slow
 def test_a_data_set_of_records_is_published_too(hub: TestHub, runs: dict[str, RunFolder]) -> None:
     folder = str(runs["small"].record_files("B1_glaive")[0].parent)
-    report = hub.run("publish_records", folder=folder, repo="org/records", version="1.0.0").get()
-    assert report["status"] == "published"
+    job = {"folder": folder, "repo": "org/records", "version": "1.0.0", "model": "example/tiny"}
+    assert hub.run("publish_records", **job).get()["status"] == "published"
+    card = hub.run("read", repo="org/records", path="README.md").get()
+    assert "EAGLE-3 data for example/tiny" in card and "were not made by a recipe" in card
+    assert hub.run("fetch_recipe", url="hf://datasets/org/records@v1.0.0").error == "HubError"
     assert hub.run("load", repo="org/records", config="B1_glaive", revision="v1.0.0").get()["rows"] == 27
 
 
