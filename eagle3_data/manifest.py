@@ -137,6 +137,10 @@ class Counts(_Part):
     skipped: int = 0
     missing: int = 0
     truncated: int = 0
+    dialogues: int = 0
+    complete: int = 0
+    turns_scripted: int = 0
+    ended: Mapping[str, int] = {}
 
 
 class PilotCap(_Part):

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from eagle3_data.check.report import CheckReport, Example, Violation
 from eagle3_data.check.rules import Facts, findings, wrong_columns
 from eagle3_data.errors import DataError, HubError, UsageError
+from eagle3_data.generation.prompts.standing import turn_ids
 from eagle3_data.manifest import Manifest
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.schema import RECORD_FEATURES
@@ -58,6 +59,9 @@ class _Batch:
     prompts: Keys
     found: list[tuple[str, int, list[Example]]]
     sources: dict[str, int]
+    turns: Keys  # of rows of rollouts: dialogue, sample and turn
+    earlier: Keys  # of those after the first turn: the same of the turn before
+    later_rows: npt.NDArray[np.intp]  # which rows of the batch those are
 
 
 def check(
@@ -85,7 +89,7 @@ def check(
     workers = workers or os.cpu_count() or 1
     keys: list[Keys] = []
     places: list[tuple[str, int, int]] = []
-    known = _PromptKeys(found.run)
+    known, turns = _PromptKeys(found.run), _Turns()
     counted: dict[str, int] = {}
     batches = _table_batches(table, found.name) if table is not None else _batches(found, report)
     with ThreadPoolExecutor(workers) as pool:
@@ -93,10 +97,11 @@ def check(
         for file, first, batch, source in batches:
             waiting.append(pool.submit(_check_batch, file, first, batch, source, facts, examples))
             if len(waiting) >= 2 * workers:
-                _merge(waiting.popleft().result(), report, keys, places, counted, known)
+                _merge(waiting.popleft().result(), report, keys, places, counted, known, turns)
         while waiting:
-            _merge(waiting.popleft().result(), report, keys, places, counted, known)
+            _merge(waiting.popleft().result(), report, keys, places, counted, known, turns)
     _duplicates(found, table, report, keys, places)
+    turns.report(report)
     if report.rows and table is None:
         _counts(found.manifest, counted, report)
     return report
@@ -171,7 +176,8 @@ def _facts(manifest: Manifest, profile: Mapping[str, Any] | None, report: CheckR
         report.left_out.append(
             "control tokens, reasoning and tool calls, since the token profile is not known in full"
         )
-    return Facts(known, context if context and context > 0 else None, caps, size)
+    rollouts = frozenset(name for name, entry in manifest.extent.sources.items() if entry.turns == "rollout")
+    return Facts(known, context if context and context > 0 else None, caps, size, rollouts)
 
 
 # ---- batches
@@ -241,7 +247,22 @@ def _check_batch(file: str, first: int, table: pa.Table, source: str | None, fac
         sources[str(entry["values"])] = entry["counts"]
     samples = table["sample"].to_pylist()
     keys = _hashes(f"{name}\0{sample}" for name, sample in zip(names, samples, strict=True))
-    return _Batch(file, first, table.num_rows, keys, _hashes(names), found, sources)
+    return _Batch(file, first, table.num_rows, keys, _hashes(names), found, sources, *_turns(table, facts.rollouts))
+
+
+def _turns(table: pa.Table, rollouts: frozenset[str]) -> tuple[Keys, Keys, npt.NDArray[np.intp]]:
+    if not rollouts:
+        return _hashes(()), _hashes(()), np.zeros(0, np.intp)
+    columns = [table[name].to_pylist() for name in ("source", "dialogue", "sample", "turn")]
+    rows = [
+        (at, dialogue, sample, turn)
+        for at, (source, dialogue, sample, turn) in enumerate(zip(*columns, strict=True))
+        if source in rollouts and turn is not None
+    ]
+    later = [row for row in rows if row[3] > 0]
+    here = _hashes(f"{dialogue}\0{sample}\0{turn}" for _, dialogue, sample, turn in rows)
+    before = _hashes(f"{dialogue}\0{sample}\0{turn - 1}" for _, dialogue, sample, turn in later)
+    return here, before, np.array([row[0] for row in later], np.intp)
 
 
 def _hashes(names: Any) -> Keys:
@@ -256,7 +277,9 @@ def _merge(
     places: list[tuple[str, int, int]],
     counted: dict[str, int],
     known: "_PromptKeys",
+    turns: "_Turns",
 ) -> None:
+    turns.add(batch)
     report.rows += batch.rows
     for kind, count, examples in batch.found:
         report.add(kind, count, examples)
@@ -274,6 +297,28 @@ def _merge(
 # ---- across batches
 
 
+class _Turns:
+    """Which turns of rollouts there are, 8 bytes a row, and which rows lack the turn before them."""
+
+    def __init__(self) -> None:
+        self._here: list[Keys] = []
+        self._later: list[tuple[str, npt.NDArray[np.intp], Keys]] = []  # file, rows in it, the turn before each
+
+    def add(self, batch: _Batch) -> None:
+        self._here.append(batch.turns)
+        if len(batch.earlier):
+            self._later.append((batch.file, batch.first + batch.later_rows, batch.earlier))
+
+    def report(self, report: CheckReport) -> None:
+        here = np.unique(np.concatenate(self._here)) if self._here else np.zeros(0, np.uint64)
+        for file, rows, earlier in self._later:
+            alone = rows[~np.isin(earlier, here)]
+            if len(alone):
+                shown = alone[: report.most_examples].tolist()
+                examples = [Example(file, row, "", "no turn before it") for row in shown]
+                report.add("turns", len(alone), examples)
+
+
 class _PromptKeys:
     """The hashed sample_ids of a run's prompts, 8 bytes each; everything is known where there are no prompts."""
 
@@ -282,8 +327,10 @@ class _PromptKeys:
         for path in sorted(run.path.glob("prompts/*.parquet")) if run is not None else ():
             try:
                 with pq.ParquetFile(path) as file:
+                    wanted = [name for name in ("sample_id", "later_turns") if name in file.schema_arrow.names]
                     parts += [
-                        _hashes(batch["sample_id"].to_pylist()) for batch in file.iter_batches(columns=["sample_id"])
+                        _hashes(turn_ids(pa.Table.from_batches([batch]))[0])
+                        for batch in file.iter_batches(columns=wanted)
                     ]
             except (pa.ArrowException, OSError, KeyError):
                 parts.clear()

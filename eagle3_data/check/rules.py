@@ -56,6 +56,7 @@ KINDS: Final[dict[str, str]] = {
     "tool_calls": "tool_calls is not what the output says",
     "rounds": "rounds is below 1, or sample, turn or max_new_tokens below its least",
     "loop_tokens": "loop_tokens is not what the output says",
+    "turns": "a turn of a dialogue is there without the turn before it",
     "dialogue": "the first turn of a dialogue does not name itself, or a later turn does",
 }
 
@@ -68,12 +69,14 @@ class Facts:
         profile: TokenProfile fields of the target.
         context_length: of the engine, in tokens.
         caps: source -> max_new_tokens.
+        rollouts: sources whose dialogues the target had itself, so that none lacks a turn.
     """
 
     profile: Mapping[str, Any] = field(default_factory=dict)
     context_length: int | None = None
     caps: Mapping[str, int] = field(default_factory=dict)
     vocabulary_size: int | None = None
+    rollouts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

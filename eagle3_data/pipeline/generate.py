@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -20,15 +21,14 @@ from eagle3_data.engine import EmbeddedEngine
 from eagle3_data.errors import IdentityError, RunLocked, UsageError
 from eagle3_data.generation import Extend, Generator
 from eagle3_data.generation.client.preflight import ServerInfo, check_server
-from eagle3_data.generation.journal.index import keys_of
 from eagle3_data.generation.journal.journal import Journal
+from eagle3_data.generation.prompts.standing import standing, turn_ids
 from eagle3_data.generation.records.writer import SourceCounts, write_records
 from eagle3_data.generation.runner import run_generation
 from eagle3_data.manifest import Counts, Engine, Extent, Identity, SourceExtent, Weights
-from eagle3_data.outcome import flags
 from eagle3_data.pipeline.generated import Generated, below_cap, extend_command
 from eagle3_data.pipeline.keeping import guard_records
-from eagle3_data.pipeline.opening import Run, guard_identity, key_of, load_target
+from eagle3_data.pipeline.opening import Run, guard_identity, key_of, load_target, source_identity, source_settings
 from eagle3_data.pipeline.prepare import prepare_locked
 from eagle3_data.progress import Listener, kept, shown
 from eagle3_data.recipe import Recipe
@@ -171,6 +171,7 @@ def _work(
             proxy=recipe.engine.proxy,
             answer_timeout=recipe.engine.answer_timeout,
             shard=shard or (0, 1),
+            sources=source_settings(recipe, target),
             **options,
         )
         with step, shown(run.progress) as bars:
@@ -232,6 +233,7 @@ def _write(run: Run, target: Target, step: Generator | None) -> Mapping[str, Sou
         holdout={spec.name: spec.holdout for spec in recipe.sources},
         metadata={"eagle3_data": _canonical(identity), "eagle3_data_made_with": _canonical(made)},
         journal=step.journal if step else None,
+        sources=source_settings(recipe, target),
     )
     # the journal keeps the answers of a source that left the recipe; what is read as this run's records must not
     folder.drop_records_except([spec.name for spec in recipe.sources])
@@ -251,10 +253,11 @@ def _write_if_last(run: Run, target: Target) -> None:
         with Journal(folder.journal_path, readonly=True) as journal:
             for spec in run.recipe.sources:
                 with pq.ParquetFile(folder.prompts_path(spec.name)) as file:
-                    for batch in file.iter_batches(columns=["sample_id"]):
-                        positions = journal.look_up(keys_of(batch.column(0).to_pylist()))
-                        if flags(journal.index.column("outcome", positions), "missing").any():
-                            return
+                    for batch in file.iter_batches(columns=["sample_id", "later_turns"]):
+                        names, starts = turn_ids(pa.Table.from_batches([batch]))
+                        for sample in range(spec.samples):
+                            if standing(names, starts, journal, sample).missing.any():
+                                return
         _write(run, target, None)
 
 
@@ -305,6 +308,7 @@ def _identity(run: Run, target: Target) -> dict[str, Any]:
         "target": target.identity(),
         "sampling": run.recipe.sampling.values(),
         "draw_seed": run.recipe.draw_seed,
+        "sources": source_identity(run.recipe, source_settings(run.recipe, target)),
     }
 
 

@@ -65,6 +65,13 @@ class Generated:
             for name, c in self.counts.items()
         ]
         notes = []
+        for name, c in self.counts.items():
+            if c.dialogues:
+                ends = ", ".join(f"{reason} {count:,}" for reason, count in c.ended.items())
+                notes.append(
+                    f"{name}: {c.complete:,} of {c.dialogues:,} dialogues complete, {c.records:,} turns answered of "
+                    f"{c.turns_scripted:,} scripted" + (f"; ended early: {ends}" if ends else "")
+                )
         if self.tokens:
             rate = self.tokens / max(self.seconds, 1e-9)
             notes.append(f"{self.tokens:,} completion tokens in {self.seconds:,.1f} s ({rate:,.0f} tokens/s)")
@@ -88,6 +95,7 @@ def below_cap(run: Run, caps: Mapping[str, int], counts: Mapping[str, SourceCoun
     for name, cap in caps.items():
         if counts[name].truncated:
             cut = pds.field("finish_reason").isin(reasons("cut_by_cap")) & (pds.field("max_new_tokens") < cap)
+            cut &= pds.field("loop_tokens") == 0
             found[name] = pds.dataset(run.folder.records_path(name), format="parquet").count_rows(filter=cut)
     return {name: rows for name, rows in found.items() if rows}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from eagle3_data.engine import locate_model
 from eagle3_data.errors import IdentityError, UsageError
+from eagle3_data.generation import SourceSettings
 from eagle3_data.manifest import Manifest
 from eagle3_data.recipe import Recipe, Settings, load_recipe
 from eagle3_data.run_folder import RunFolder
@@ -48,24 +49,62 @@ def open_run(
     return Run(loaded, RunFolder(Path(runs) / loaded.name), progress)
 
 
-def load_target(recipe: Recipe) -> Target:
+def load_target(recipe: Recipe, *, thinking: bool | None = None) -> Target:
     """Load the target of a recipe; with the embedded engine it is that engine's model.
+
+    Args:
+        recipe: names it.
+        thinking: of a single source, in place of the recipe's.
 
     Raises:
         TargetError: the tokenizer or its template is wrong.
     """
     if recipe.engine.embedded:
-        return Target.from_gguf(locate_model(recipe.engine.embedded))
+        return Target.from_gguf(locate_model(recipe.engine.embedded), thinking=thinking)
     spec = recipe.target
     assert spec is not None
     return Target.from_pretrained(
         spec.model,
         spec.revision,
         trust_remote_code=spec.trust_remote_code,
-        thinking=spec.thinking,
+        thinking=spec.thinking if thinking is None else thinking,
         profile=dict(spec.profile) or None,
         forge=spec.control_text,
     )
+
+
+def source_settings(recipe: Recipe, target: Target) -> dict[str, SourceSettings]:
+    """Return how each source is asked.
+
+    Args:
+        recipe: what it says of each.
+        target: the recipe's own, for the sources that think as it does.
+
+    Raises:
+        TargetError: the template has no switch for the thinking that a source asks for.
+    """
+    targets: dict[bool | None, Target] = {recipe.target.thinking if recipe.target else None: target}
+    settings = {}
+    for spec in recipe.sources:
+        thinking = recipe.thinking_of(spec)
+        if thinking not in targets:
+            targets[thinking] = load_target(recipe, thinking=thinking)
+        settings[spec.name] = SourceSettings(
+            spec.samples, recipe.sampling_of(spec), targets[thinking], spec.tool_results
+        )
+    return settings
+
+
+def source_identity(recipe: Recipe, settings: Mapping[str, SourceSettings]) -> dict[str, Any]:
+    """Return what the answers of each source depend on beside the identity of the run, for manifest and files."""
+    return {
+        spec.name: {
+            "sampling": dict(settings[spec.name].sampling or {}),
+            "thinking": target.identity()["thinking"] if (target := settings[spec.name].target) else None,
+            **({"tool_results": spec.tool_results} if spec.turns == "rollout" else {}),
+        }
+        for spec in recipe.sources
+    }
 
 
 def guard_identity(folder: RunFolder, manifest: Manifest, identity: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ Goes in: a run. Comes out: `prompts/<source>.parquet`, `prompts/rejects.json` an
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,7 +16,7 @@ import pyarrow as pa
 from datasets import Dataset
 
 from eagle3_data import __version__, sources
-from eagle3_data.errors import DataError
+from eagle3_data.errors import DataError, IdentityError
 from eagle3_data.manifest import DrawReport, Extent, SourceExtent
 from eagle3_data.pipeline.consent import without_token
 from eagle3_data.pipeline.opening import Run, guard_identity, load_target
@@ -105,6 +106,7 @@ def prepare_locked(run: Run, *, again: bool) -> Prepared:
     target: Target | None = None
     for spec in recipe.sources:
         before, now = manifest.extent_of(spec.name), extent_of(recipe, spec)
+        _refuse_fewer_answers(run, spec, before)
         # the caps that generation has really used stay until generation itself raises them
         used = {key: value for key in _USED_CAPS if (value := getattr(before, key)) is not None}
         extents[spec.name] = now.model_copy(update=used)
@@ -150,6 +152,24 @@ def extent_of(recipe: Recipe, spec: SourceSpec) -> SourceExtent:
     decontaminated = [one.model_dump(mode="json") for one in recipe.decontaminate]
     judged = {"target": target, "decontaminated": decontaminated}  # what may refuse a drawn prompt
     return SourceExtent.model_validate({**spec.to_dict(), **judged, "local_files": local})
+
+
+def _refuse_fewer_answers(run: Run, spec: SourceSpec, before: SourceExtent) -> None:
+    """Refuse a change that would take answers that were paid for out of the records."""
+    if before.sent_cap is None:
+        return
+    known = before.to_dict()
+    turns = known.get("max_turns") or math.inf
+    for key, fewer in (
+        ("samples", spec.samples < known.get("samples", 1)),
+        ("max_turns", spec.turns == "rollout" == before.turns and (spec.max_turns or math.inf) < turns),
+        ("turns", spec.turns != "rollout" == before.turns),
+    ):
+        if fewer:
+            raise IdentityError(
+                f"sources.{spec.name}.{key}: was {known.get(key)!r} when rows of {run.folder.path} were generated; "
+                "with less of it records would be lost: set it back, or give the recipe another name"
+            )
 
 
 def _drawn_from(extent: SourceExtent) -> dict[str, Any]:

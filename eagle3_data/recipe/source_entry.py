@@ -85,20 +85,21 @@ class SourceSpec(Strict):
     split: Annotated[Text | None, Field(description="split of the upstream data set")] = None
     turns: Annotated[
         Literal["first", "last", "prefix", "rollout"],
-        Later(("rollout",)),
-        Field(description="which turns are answered: first, last, or every one on upstream's history (prefix)"),
+        Field(
+            description="which turns are answered: first, last, every one on upstream's history (prefix), or every "
+            "one on the target's own earlier answers (rollout)"
+        ),
     ] = "first"
     tool_results: Annotated[
         Literal["match", "any", "stop"],
-        Later(),
         Field(
             description="rollout: upstream's results go to calls of the same names (match), to any calls by place "
             "(any), or to none (stop)"
         ),
     ] = "match"
-    max_turns: Annotated[
-        int | None, Within(1, 10_000), Later(), Field(description="rollout: answered turns of a dialogue")
-    ] = None
+    max_turns: Annotated[int | None, Within(1, 10_000), Field(description="rollout: answered turns of a dialogue")] = (
+        None
+    )
     rows: Annotated[int | None, Within(1), Field(description="a seeded uniform sample of so many prompts")] = None
     tokens: Annotated[
         int | None,
@@ -111,9 +112,7 @@ class SourceSpec(Strict):
         FileShare | None,
         Field(description="only a seeded choice of the upstream files: a share below 1, or a number"),
     ] = None
-    samples: Annotated[
-        int, Within(1, 10_000), Later(), Field(description="answers to each prompt (not at temperature 0)")
-    ] = 1
+    samples: Annotated[int, Within(1, 10_000), Field(description="answers to each prompt (not at temperature 0)")] = 1
     holdout: Annotated[int, Within(0), Field(description="prompts that go into the split validation")] = 0
     max_new_tokens: Annotated[
         WholeOrAuto, Field(description="the cap on an answer; auto: what `pilot` found for truncation_target")
@@ -123,10 +122,8 @@ class SourceSpec(Strict):
         Within(0, 1, open_low=True, open_high=True),
         Field(description="share of answers that the cap may cut; for `pilot` and auto"),
     ] = None
-    sampling: Annotated[
-        Sampling | None, Later(), Field(description="parameters that differ from the recipe's own")
-    ] = None
-    thinking: Annotated[bool | None, Later(), Field(description="where it differs from target.thinking")] = None
+    sampling: Annotated[Sampling | None, Field(description="parameters that differ from the recipe's own")] = None
+    thinking: Annotated[bool | None, Field(description="where it differs from target.thinking")] = None
     decontaminate: Annotated[
         Annotated[tuple[Benchmark, ...], OneOrMore()] | None,
         Field(description="in place of the recipe's own decontaminate"),

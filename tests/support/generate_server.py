@@ -225,8 +225,12 @@ class GenerateServer:
             return reply
         return web.Response(body=body, content_type="application/json")
 
+    def written(self, ids: list[int], budget: int) -> tuple[list[int], bool]:
+        """Return what the model writes after `ids`, and whether it ends with a stop token."""
+        return continuation(ids, budget, self.stop_every)
+
     def answer(self, fault: str, ids: list[int], budget: int) -> dict[str, Any]:
-        output, stopped = continuation(ids, budget, self.stop_every)
+        output, stopped = self.written(ids, budget)
         if self.salt:
             output = [
                 3 + (token * 31 + self.salt) % (VOCABULARY - 3) if token != STOP_ID else token for token in output
@@ -234,7 +238,7 @@ class GenerateServer:
         limit = self.context - 2 - len(ids)
         output, stopped = output[:limit], stopped and len(output) <= limit
         finish: dict[str, Any] = (
-            {"type": "stop", "matched": STOP_ID} if stopped else {"type": "length", "length": budget}
+            {"type": "stop", "matched": output[-1]} if stopped else {"type": "length", "length": budget}
         )
         meta: dict[str, Any] = {
             "id": f"{crc_of(ids):x}",

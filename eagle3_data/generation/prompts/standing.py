@@ -58,6 +58,11 @@ class Standing:
         """Whether the next run has to look at the prompt again."""
         return ~self.whole & (flags(self.next_code, "tried_again") | self.stale)
 
+    @property
+    def missing(self) -> Flags:
+        """Whether the prompt has no outcome yet, or its dialogue goes on."""
+        return ~self.whole & (flags(self.next_code, "missing") | self.stale)
+
     def counted(self) -> Ints:
         """Return the positions, in the flat arrays, of the answered turns, in order."""
         at = np.arange(len(self.keys))

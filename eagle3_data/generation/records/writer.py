@@ -176,7 +176,7 @@ def _scan(table: PromptTable, rendered: RenderedPrompts, journal: Journal, sampl
             counts.completion_tokens += int(columns["tokens"][done].sum())
             counts.prompt_tokens += int(prompt_tokens[some].sum())
             counts.forged += int((forged[some] > 0).sum())
-            counts.missing += int((~stands.whole & (flags(stands.next_code, "missing") | stands.stale)).sum())
+            counts.missing += int(stands.missing.sum())
             counts.dialogues += int((scripted & some).sum())
             counts.complete += int((scripted & stands.whole).sum())
             counts.turns_scripted += int(stands.turns[scripted].sum())
