@@ -34,7 +34,7 @@ _LARGEST_GROUP: Final = 1 << 33  # bytes of one column in a row group, uncompres
 _MOST_EXPANSION: Final = 1000  # of a compressed file, once it has given more than a gigabyte
 _MOST_VALUES: Final = 1 << 24  # of one column in a row group, or so many a row:
 _MOST_VALUES_EACH: Final = 10_000
-_DICTIONARY: Final = 1 << 28  # bytes that rows may repeat out of one dictionary page, held at once
+_DICTIONARY: Final = 1 << 30  # bytes that rows may repeat out of one dictionary page, held at once
 _BATCH_ROWS: Final = 256
 _COMPRESSIONS: Final = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES: Final = (".jsonl", ".json", ".ndjson", ".parquet", ".traj")
@@ -313,9 +313,10 @@ def _batch_rows(parquet: pq.ParquetFile, group: int, names: set[str], name: str)
                 f"{_MOST_VALUES_EACH:,} a row"
             )
         if column.has_dictionary_page:
-            if size > _DICTIONARY and size > 100 * stored:
+            if size > 4 * _LARGEST_ROW and size > 100 * stored:
                 raise SourceError(f"{where}: expands from {stored:,} to {size:,} bytes; the most is 100 times")
-            rows = min(rows, max(1, _DICTIONARY // max(1, size)))
+            # Text shrinks to a tenth or so; where a column shrinks more, its dictionary may hold one huge value.
+            rows = min(rows, max(8 if size < 20 * stored else 1, _DICTIONARY // max(1, size)))
     return rows
 
 

@@ -1,10 +1,11 @@
 """How fast each source reads, against plain `load_dataset` of the same file, and how much memory an index takes.
 
-    python tests/benchmarks/sources.py [--rows 20000] [--index-rows 2000000]
+    python tests/benchmarks/sources.py [--rows 20000] [--processes 2] [--index-rows 2000000]
 
-For each source it writes a file of varied rows made out of the shipped samples, then runs `draw` (two passes, dedupe,
-a tenth of the rows drawn) and `load_dataset` (json or parquet) on it, twice each in turn, and prints the better of the
-two with their ratio. The index part draws from a long file of short chats and prints resident memory a row.
+For each source it writes files of varied rows made out of the shipped samples (Glaive's as the one file that it is
+upstream), then runs `draw` (two passes, dedupe, a tenth of the rows drawn) in one process and in several, and
+`load_dataset` (json or parquet) on them, twice each in turn, and prints the better of the two with their ratios. The
+index part draws from a long file of short chats and prints resident memory a row.
 """
 
 import argparse
@@ -29,6 +30,7 @@ import pyarrow.parquet as pq
 
 from eagle3_data.sources import SOURCES, draw, sample_rows
 
+FILES = 8
 FORMATS = {
     "B1_glaive": "json",
     "B4_mixturethoughts": "parquet",
@@ -66,11 +68,11 @@ def numbered(row: dict[str, Any], number: int) -> dict[str, Any]:
     return made
 
 
-def write(name: str, config: str, count: int, folder: Path) -> Path:
+def write(name: str, config: str, count: int, folder: Path, part: int = 0) -> Path:
     """Write `count` rows of a source in the format that upstream uses."""
     samples = [row for row in raw_rows(name, config) if all(value is not None for value in row.values())]
-    rows = (numbered(samples[i % len(samples)], i) for i in range(count))
-    path = folder / f"{name}.{FORMATS[name]}"
+    rows = (numbered(samples[i % len(samples)], part * count + i) for i in range(count))
+    path = folder / f"{name}-{part}.{FORMATS[name]}"
     if FORMATS[name] == "json":
         with path.open("w", encoding="utf-8") as file:
             file.write("[")
@@ -100,26 +102,39 @@ def timed(action: Callable[[Path], Any], parent: Path) -> float:
         return time.perf_counter() - start
 
 
-def compare(count: int, folder: Path) -> None:
-    print(f"{'source':<20} {'MB':>6} {'rows/s draw':>12} {'rows/s load_dataset':>20} {'ratio':>6}")
+def compare(count: int, processes: int, folder: Path) -> None:
+    print(
+        f"{'source':<20} {'MB':>6} {'rows/s load_dataset':>20} {'draw':>8} {'ratio':>6} "
+        f"{f'×{processes}':>8} {'ratio':>6}"
+    )
     for name, kind in FORMATS.items():
         config = SOURCES[name].default_config
-        path = write(name, config, count, folder)
+        parts = 1 if kind == "json" else FILES
+        paths = [str(write(name, config, count // parts, folder, part)) for part in range(parts)]
 
-        def ours(cache: Path, name: str = name, path: Path = path) -> None:
-            draw(name, data_files=str(path), rows=count // 10, cache_dir=cache)
+        def ours(cache: Path, number: int, name: str = name, paths: list[str] = paths) -> None:
+            draw(name, data_files=paths, rows=count // 10, num_proc=number, cache_dir=cache)
 
-        def plain(cache: Path, kind: str = kind, path: Path = path) -> None:
-            datasets.load_dataset(kind, data_files=str(path), cache_dir=str(cache))
-
-        seconds: dict[str, list[float]] = {"ours": [], "plain": []}
+        actions: dict[str, Callable[[Path], Any]] = {
+            "plain": lambda cache, kind=kind, paths=paths: datasets.load_dataset(
+                kind, data_files=paths, cache_dir=str(cache)
+            ),
+            "one": lambda cache, ours=ours: ours(cache, 1),
+            "several": lambda cache, ours=ours: ours(cache, processes),
+        }
+        seconds: dict[str, float] = dict.fromkeys(actions, float("inf"))
         for _ in range(2):
-            seconds["ours"].append(timed(ours, folder))
-            seconds["plain"].append(timed(plain, folder))
-        mine, theirs = min(seconds["ours"]), min(seconds["plain"])
-        size = path.stat().st_size / 1e6
-        print(f"{name:<20} {size:>6.0f} {count / mine:>12,.0f} {count / theirs:>20,.0f} {theirs / mine:>6.2f}")
-        path.unlink()
+            for key, action in actions.items():
+                seconds[key] = min(seconds[key], timed(action, folder))
+        size = sum(Path(path).stat().st_size for path in paths) / 1e6
+        plain, one, several = (count / seconds[key] for key in ("plain", "one", "several"))
+        print(
+            f"{name:<20} {size:>6.0f} {plain:>20,.0f} {one:>8,.0f} {one / plain:>6.2f} {several:>8,.0f} "
+            f"{several / plain:>6.2f}",
+            flush=True,
+        )
+        for path in paths:
+            Path(path).unlink()
 
 
 def chats(count: int) -> Iterator[bytes]:
@@ -164,12 +179,13 @@ def index(count: int, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--index-rows", type=int, default=2_000_000)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     try:
         if arguments.rows:
-            compare(arguments.rows, folder)
+            compare(arguments.rows, arguments.processes, folder)
         if arguments.index_rows:
             index(arguments.index_rows, folder)
     finally:
