@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from eagle3_data.target.call_formats import CALL_FORMATS
@@ -48,19 +48,22 @@ PROBE_TOOLS: Final = [
 _SCHEMAS: Final[dict[str, Any]] = {tool["function"]["name"]: tool["function"]["parameters"] for tool in PROBE_TOOLS}  # type: ignore[index]
 
 
-def find_call_format(turn: Turn, controls: ControlTokens) -> CallFormat | None:
+def find_call_format(turn: Turn, controls: ControlTokens, *, strict: bool) -> CallFormat | None:
     """Return the form in which calls are written, None if none reads back what is rendered.
 
     Args:
         turn: renders calls and a content as one assistant turn, without its header and end; None if it cannot.
         controls: the control tokens of the tokenizer.
+        strict: nothing may follow the calls; else control tokens and the content may.
     """
     rendered = "".join(turn([_ONE], content) or "" for content in (CONTENT, ""))
     if _ONE[0] not in rendered:
         return None
     written = set(controls.spelled(rendered))
     for form in (*CALL_FORMATS.values(), *_learned(turn, controls)):
-        if written.issuperset(controls.spelled(form.call_begin)) and _reads_back(CallReader(form, controls), turn):
+        if not written.issuperset(controls.spelled(form.call_begin)):
+            continue
+        if _reads_back(CallReader(form, controls), turn, strict):
             return form
     return None
 
@@ -73,7 +76,7 @@ def _samples() -> Iterator[tuple[list[Call], str]]:
     yield [(_NAMES[0], {"zkey": "7", "zcount": 7})], ""
 
 
-def _reads_back(reader: CallReader, turn: Turn) -> bool:
+def _reads_back(reader: CallReader, turn: Turn, strict: bool) -> bool:
     """Tell whether a reader gives back every call that the template renders."""
     seen = 0
     for calls, content in _samples():
@@ -81,8 +84,9 @@ def _reads_back(reader: CallReader, turn: Turn) -> bool:
         if text is None or not all(str(value) in text for _, values in calls for value in values.values()):
             continue
         read = reader.read(reader.marks.literal(text), _SCHEMAS)
-        after = "".join(piece for piece, _ in reader.controls.cut(read.after))
-        if after.strip() or read.fault or (content in text and content not in read.content):
+        after = read.after if strict else "".join(piece for piece, _ in reader.controls.cut(read.after))
+        shown = content in read.content or (not strict and content == after.strip())
+        if (after.strip() and after.strip() != content) or read.fault or (content in text and not shown):
             return False
         if [(call.name, json.loads(call.arguments)) for call in read.calls] != calls:
             return False
@@ -96,7 +100,7 @@ def _reads_back(reader: CallReader, turn: Turn) -> bool:
 def _learned(turn: Turn, controls: ControlTokens) -> Iterator[CallFormat]:
     for content in (CONTENT, ""):
         texts = [turn([_ONE], content), turn([_ONE, _TWO], content)]
-        if texts[0] is None:
+        if not all(text is None or text.startswith(content) for text in texts) or texts[0] is None:
             continue
         marks = Marks(controls, [text for text in texts if text])
         one, two = (marks.literal(text)[len(content) :] if text else "" for text in texts)
@@ -163,35 +167,59 @@ def _learn_json(one: str, two: str) -> CallFormat | None:
     return None
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """One call that is a name and a JSON object: where it begins and ends, and the literals inside it."""
+
+    start: int
+    stop: int
+    middle: str
+    id_mark: str
+    id_first: bool
+    name_in_id: bool
+
+
 def _learn_named(one: str, two: str) -> CallFormat | None:
     parts = _parts(one, 0, 0)
     if parts is None:
         return None
-    head, id_mark, middle, _, end, in_id = parts
-    again = _parts(two, 1, end) if two.startswith(one[:end]) else None
-    between = two[end : again[3]] if again else ""
-    tail = two[again[4] :] if again else one[end:]
-    form = CallFormat("template", "named", middle=middle, id_mark=id_mark, name_in_id=in_id)
-    return _framed(form, head, between, tail)
+    again = _parts(two, 1, parts.stop) if two.startswith(one[: parts.stop]) else None
+    between, tail = (two[parts.stop : again.start], two[again.stop :]) if again else ("", one[parts.stop :])
+    form = CallFormat(
+        "template",
+        "named",
+        middle=parts.middle,
+        id_mark=parts.id_mark,
+        id_first=parts.id_first,
+        name_in_id=parts.name_in_id,
+    )
+    return _framed(form, one[: parts.start], between, tail)
 
 
-def _parts(text: str, index: int, after: int) -> tuple[str, str, str, int, int, bool] | None:
-    """Return head, id mark, middle, where the name begins, where the arguments end, whether the id holds the name."""
-    name = text.find(_NAMES[index], after)
-    known = text.find(f"functions.{_NAMES[index]}:{index}", after)
-    in_id = known >= 0 and name == known + len("functions.")
-    start = known if in_id else name
-    if start < 0:
-        return None
-    stop = start + len(f"functions.{_NAMES[index]}:{index}" if in_id else _NAMES[index])
+def _parts(text: str, index: int, after: int) -> _Parts | None:
+    """Return the parts of the call number `index` in `text`, looked for from `after` on."""
+    name, written = _NAMES[index], f"functions.{_NAMES[index]}:{index}"
+    start = text.find(name, after)
+    in_id = start >= 0 and text.startswith(written, start - len("functions."))
+    start, stop = (
+        (start - len("functions."), start - len("functions.") + len(written))
+        if in_id
+        else (
+            start,
+            start + len(name),
+        )
+    )
     brace = text.find("{", stop)
-    read = _decoded(text, brace) if brace >= 0 else None
+    read = _decoded(text, brace) if start >= 0 and brace >= 0 else None
     if read is None or read[0] != (_ONE, _TWO)[index][1]:
         return None
     middle, id_mark = text[stop:brace], ""
-    if _IDS[index] in middle:
+    identity = text.find(_IDS[index], after)
+    if 0 <= identity < start:
+        return _Parts(identity, read[1], middle, text[identity + len(_IDS[index]) : start], True, in_id)
+    if stop <= identity < brace:
         id_mark, middle = middle.split(_IDS[index], 1)
-    return text[:start], id_mark, middle, start, read[1], in_id
+    return _Parts(start, read[1], middle, id_mark, False, in_id)
 
 
 def _learn_pairs(one: str, two: str, pair: str) -> CallFormat | None:

@@ -38,6 +38,7 @@ class CallFormat:
         middle: between the name (or id) and the arguments.
         name_in_id: the name stands inside an id, as in `functions.look:0` (Kimi).
         id_mark: between the name and an id of the call, which `middle` follows; "" if there is no id.
+        id_first: the id stands before the name instead, `id_mark` between them.
         name_key, arguments_key: in the object of `json`.
         listed: the objects of `json` stand in one JSON list.
         separator: between two calls, where that is more than white space.
@@ -57,6 +58,7 @@ class CallFormat:
     middle: str = ""
     name_in_id: bool = False
     id_mark: str = ""
+    id_first: bool = False
     name_key: str = "name"
     arguments_key: str = "arguments"
     listed: bool = False
@@ -194,9 +196,9 @@ class CallReader:
         after = "|".join(_flexible(literal(text)) for text in (form.pair_begin, form.call_end) if text)
         self._value_end = re.compile(rf"{_flexible(literal(form.value_end))}(?=\s*(?:{after}|\Z))")
         stops = [form.middle] if form.middle else [form.pair_begin, form.call_end]
-        if form.id_mark:
+        if form.id_mark and not form.id_first:
             stops.append(form.id_mark)
-        braces = form.style == "braces"
+        braces = form.style == "braces" or (form.style == "named" and not form.middle)
         self._name_end = (
             re.compile(r"(?=\{)")
             if braces
@@ -358,11 +360,17 @@ class CallReader:
 
     def _name(self, text: str, place: int) -> tuple[str, str, int]:
         """Return name, id and where the arguments begin (for pairs without `middle`: where the name ends)."""
+        written = ""
+        if self.form.id_first:
+            mark = self._id_mark.search(text, place)
+            if mark is None:
+                raise _FaultError("the id of the call is cut")
+            written, place = text[place : mark.start()].strip(), mark.end()
         found = self._name_end.search(text, place)
         if found is None:
             raise _FaultError("the name of the call is cut")
-        name, written, end = text[place : found.start()].strip(), "", found.start()
-        if self.form.id_mark and (mark := self._id_mark.match(text, end)):
+        name, end = text[place : found.start()].strip(), found.start()
+        if self.form.id_mark and not self.form.id_first and (mark := self._id_mark.match(text, end)):
             middle = self._middle.search(text, mark.end())
             if middle is None:
                 raise _FaultError("the id of the call is cut")
@@ -595,7 +603,8 @@ class _Braces:
             return self._items(place, "]", depth)
         found = re.compile(r"[^,{}\[\]\ud800-\udfff]*").match(text, place)
         end = found.end() if found else place
-        return _loads(text[place:end]), end
+        written = text[place:end].strip()
+        return (_LITERALS[written] if written in _LITERALS else _loads(written)), end
 
     def _items(self, place: int, close: str, depth: int) -> tuple[Any, int]:
         text = self._text
@@ -628,7 +637,7 @@ class _Braces:
         end = text.find(":", place)
         if end < 0:
             raise _FaultError("the name of an argument is cut")
-        return text[place:end].strip(), end + 1
+        return text[place:end], end + 1
 
 
 def _plain_values(value: Any, plain: Callable[[str], str]) -> Any:

@@ -9,6 +9,7 @@ import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from eagle3_data.errors import TargetError
@@ -26,6 +27,8 @@ _SERVER_TEXTS: Final = (*_TEXTS, "Ça va ? Füße, naïve ½ ٣ 五", "\tа́б\
 
 _SAMPLED_TEXTS: Final = 8
 _LINES: Final = 128
+_COMPARED_TEXTS: Final = 300
+_COMPARED_WORDS: Final = 12
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,52 @@ def _own_fault(tokenizer: Any, codec: Codec) -> str:
     return ""
 
 
+def check_against_file(tokenizer: Any, codec: Codec, path: Path) -> None:
+    """Refuse a tokenizer whose class encodes otherwise than its own tokenizer.json does.
+
+    transformers 5 takes the class that config.json names, which may bring a pre-tokenizer of its own; text still
+    comes back from its ids, so nothing else would show.
+
+    Raises:
+        TargetError: a text has other ids; the message holds both lists.
+    """
+    from tokenizers import Tokenizer
+    from transformers import __version__
+
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        return
+    try:
+        raw = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise TargetError(f"{path.name}: not a readable tokenizer ({str(error)[:200]})") from error
+    raw.no_truncation()
+    raw.no_padding()
+    texts = [*_SERVER_TEXTS, *_sampled(codec, _COMPARED_TEXTS, _COMPARED_WORDS, " ")]
+    texts = [text for text in texts if not codec.controls.spelled(text)]
+    wanted = raw.encode_batch_fast(texts, add_special_tokens=False)
+    for text, ids, own in zip(texts, codec.encode(texts), wanted, strict=True):
+        if ids.tolist() != own.ids:
+            raise TargetError(
+                f"its tokenizer.json encodes {text[:60]!r} to {_shown(own.ids)}, but as transformers {__version__} "
+                f"loads it ({type(tokenizer).__name__}, by config.json or tokenizer_config.json) it encodes to "
+                f'{_shown(ids.tolist())}; set `"tokenizer_class": "PreTrainedTokenizerFast"` in '
+                "tokenizer_config.json and take a wrong model_type out of config.json"
+            )
+
+
+def _shown(ids: list[int]) -> str:
+    return str(ids) if len(ids) <= 24 else f"[{', '.join(map(str, ids[:24]))}, … {len(ids)} ids]"
+
+
+def _sampled(codec: Codec, count: int, words: int, separator: str) -> list[str]:
+    """Return up to `count` texts of `words` ordinary tokens each, from all over the vocabulary."""
+    ordinary = sorted(set(codec.vocabulary.values()) - set(codec.controls.ids.values()))
+    step = max(1, len(ordinary) // (words * count))
+    found = [codec.decode([index]) for index in ordinary[step - 1 :: step]]
+    found = [word for word in found if word.strip() and "\ufffd" not in word]
+    return [separator.join(found[first : first + words]) for first in range(0, len(found), words)]
+
+
 def _is_byte_level(tokenizer: Any) -> bool:
     """Tell whether every text has ids that decode to it, which only byte-level tokenizers promise."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -265,11 +314,7 @@ def vocabulary_canaries(codec: Codec, sources: Sequence[str]) -> list[tuple[str,
     Some hold tokens from all over the vocabulary, one a line, so that ids which are shifted or named otherwise in any
     larger part of it show; the last holds every control string that the template's `sources` write.
     """
-    ordinary = sorted(set(codec.vocabulary.values()) - set(codec.controls.ids.values()))
-    step = max(1, len(ordinary) // (_LINES * _SAMPLED_TEXTS))
-    words = [codec.decode([index]) for index in ordinary[step - 1 :: step]]
-    words = [word for word in words if word.strip() and "\ufffd" not in word]
-    texts = ["\n".join(words[first : first + _LINES]) for first in range(0, len(words), _LINES)]
+    texts = _sampled(codec, _SAMPLED_TEXTS, _LINES, "\n")
     written = "x".join(content for content in codec.controls.ids if any(content in source for source in sources))
     return _with_ids(codec, [*texts, written] if written else texts)
 

@@ -31,6 +31,7 @@ class ChatRules:
     Attributes:
         mapping_arguments: the arguments of a call must be a mapping (the template prints JSON itself); else they stay
             the JSON text that they are.
+        text_arguments: the arguments must be JSON text; a mapping becomes it.
         canonical_call_ids: a call shows its id alone, so that the name must be in it: `functions.<name>:<index>`, the
             index counting all calls of the conversation (Kimi).
         name_replaces_role: a `name` key of a message is printed in place of its role, so it is left out.
@@ -39,12 +40,13 @@ class ChatRules:
         short_call_ids: the template refuses ids of calls that are not nine letters and digits (Mistral), so they
             become `call00000` and so on.
         reasoning_key: the key of a message that the template shows as its reasoning (gpt-oss: `thinking`).
-        drops: what the template leaves out of a chat: `tool calls`, `tool calls beside content`, `content beside tool
-            calls`, `tool results`, `system messages`, `names`.
+        drops: what the template leaves out of a chat: `tool calls`, `tool calls after the first`, `tool calls beside
+            content`, `content beside tool calls`, `tool results`, `system messages`, `names`.
         typescript_tools: the template takes the tools as a TypeScript declaration (`tools_ts_str`, Kimi-K2.5).
     """
 
     mapping_arguments: bool = False
+    text_arguments: bool = False
     canonical_call_ids: bool = False
     name_replaces_role: bool = False
     null_content: bool = False
@@ -136,6 +138,8 @@ def _call(index: int, call: Mapping[str, Any], rules: ChatRules) -> dict[str, An
             raise DataError(
                 f"messages[{index}].tool_calls: the arguments of {function['name']!r} are not a JSON object"
             )
+    if rules.text_arguments and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
     function["arguments"] = arguments
     return cleaned
 

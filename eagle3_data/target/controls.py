@@ -115,6 +115,11 @@ class ControlTokens:
         match = self._pattern.search(text)
         return match.start() if match else None
 
+    def before(self, text: str, place: int) -> int:
+        """Return `place` in `text`, or where the control string begins that it stands inside of."""
+        spans = (match.span() for match in self._pattern.finditer(text))
+        return next((start for start, end in spans if start < place < end), place)
+
     def is_in(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Return a bool array (n,), True where `ids` (n,) is a control token."""
         known = (ids >= 0) & (ids < len(self.mask))

@@ -69,6 +69,7 @@ class FastCodec:
         # With a normaliser, text that does not spell a control string can become one; without, it cannot.
         self._may_forge = self.controls.normalized and backend.normalizer is not None
         self._plain: dict[bool, Any] = {}
+        self._moved: dict[int, int] = {}
         self._lock = threading.Lock()
         self._fast: Accelerator | None = None
         self._tried = False
@@ -93,6 +94,8 @@ class FastCodec:
 
     def encode_plain(self, texts: Sequence[str], *, first: bool = False) -> list[Ids]:
         encoded = self._plain_backend(first).encode_batch_fast(list(texts), add_special_tokens=False)
+        if self._moved:
+            return [_array([self._moved.get(index, index) for index in item.ids]) for item in encoded]
         return [_array(item.ids) for item in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -106,7 +109,10 @@ class FastCodec:
             if not self._plain:
                 description = json.loads(self._backend.to_str())
                 strip_controls(description, frozenset(self.controls.ids))
-                self._plain[True] = self._plain[False] = Tokenizer.from_str(json.dumps(description))
+                self._plain[True] = self._plain[False] = plain = Tokenizer.from_str(json.dumps(description))
+                # Added tokens that are no part of the vocabulary are numbered anew when some are missing.
+                kept = [(plain.token_to_id(token.content), token.id) for token in self.added]
+                self._moved = {new: old for new, old in kept if new is not None and new != old}
                 if never_first(description):
                     self._plain[False] = Tokenizer.from_str(json.dumps(description))
         return self._plain[first]

@@ -98,13 +98,19 @@ def _fields(path: Path) -> dict[str, Any]:
 
     try:
         reader = _Reader(path)
-    except (ValueError, IndexError, OSError) as error:
-        raise TargetError(f"{path}: not a readable GGUF file ({error})") from error
-    return {
-        name: field.contents()
-        for name, field in reader.fields.items()
-        if name.startswith("tokenizer.") or name in ("general.name", "general.architecture")
-    }
+        return {
+            name: field.contents()
+            for name, field in reader.fields.items()
+            if name.startswith("tokenizer.") or name in ("general.name", "general.architecture")
+        }
+    except Exception as error:
+        # gguf raises whatever a damaged header leads it to (ValueError, IndexError, KeyError, UnicodeDecodeError …).
+        raise TargetError(f"{path}: not a readable GGUF file ({_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def load_gguf(path: Path) -> Any:
@@ -120,6 +126,16 @@ def load_gguf(path: Path) -> Any:
         TargetError: the file is unreadable, holds another kind of tokenizer, or has no chat template.
     """
     fields = _fields(path)
+    try:
+        return _built(path, fields)
+    except TargetError:
+        raise
+    except Exception as error:
+        # tokenizers raises bare Exception for merges and tokens that do not fit together.
+        raise TargetError(f"{path}: its tokenizer cannot be built ({_reason(error)})") from error
+
+
+def _built(path: Path, fields: dict[str, Any]) -> Any:
     kind = fields.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise TargetError(
@@ -127,19 +143,22 @@ def load_gguf(path: Path) -> Any:
             "a GGUF file, name the model's own tokenizer folder as the target instead"
         )
     template = fields.get("tokenizer.chat_template")
-    if not template:
+    if not isinstance(template, str) or not template:
         raise TargetError(f"{path}: the file holds no chat template (tokenizer.chat_template)")
 
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
+    missing = [name for name in ("tokens", "token_type", "merges") if f"tokenizer.ggml.{name}" not in fields]
+    if missing:
+        raise TargetError(f"{path}: the file holds no tokenizer.ggml.{missing[0]}; convert the model again")
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     types: list[int] = fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     pre = fields.get("tokenizer.ggml.pre", "default")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
-        raise TargetError(f"{path}: {len(tokens) - len(vocabulary)} tokens stand twice in the vocabulary")
+        raise TargetError(f"{path}: {len(tokens) - len(vocabulary)} duplicate tokens in the vocabulary")
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _IGNORE_MERGES))
     tokenizer.pre_tokenizer = _pre_tokenizer(pre, path)
     tokenizer.decoder = decoders.ByteLevel()

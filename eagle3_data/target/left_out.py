@@ -15,6 +15,7 @@ _log = logging.getLogger(__name__)
 _ADVICE: Final = {
     "tools": "give a template that declares tools if the target was trained with them",
     "tool calls": "its prompts show results without calls",
+    "tool calls after the first": "it writes one call a message",
     "tool calls beside content": "it writes calls only where the content is empty",
     "content beside tool calls": "it writes the calls alone",
     "tool results": "its prompts show calls without results",
@@ -64,6 +65,8 @@ def _parts(messages: Sequence[Mapping[str, Any]], tools: Any) -> Iterator[str]:
         role, content = message.get("role"), message.get("content")
         if message.get("tool_calls"):
             yield "tool calls"
+            if len(message["tool_calls"]) > 1:
+                yield "tool calls after the first"
             if content:
                 yield "tool calls beside content"
                 yield "content beside tool calls"

@@ -98,6 +98,11 @@ def _file(path_or_id: str, name: str, revision: str | None) -> Path | None:
     return Path(path) if path else None
 
 
+def tokenizer_file(path_or_id: str, revision: str | None) -> Path | None:
+    """Return the tokenizer.json of a model, None where there is none."""
+    return _file(path_or_id, "tokenizer.json", revision)
+
+
 def end_ids(files: dict[str, dict[str, Any]], tokenizer: Any) -> EndIds:
     """Return the ids that end an answer by a model's files and its tokenizer."""
     config = files.get("config.json", {})

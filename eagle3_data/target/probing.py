@@ -98,13 +98,23 @@ class Prober:
     def writing(self) -> Writing:
         """How calls must be given to the template, and the form in which it writes them.
 
-        Arguments stay the JSON text that they are where that is printed as an object; else they become a mapping.
+        Arguments stay the JSON text that they are where a mapping is printed the same or refused; else they become a
+        mapping, which is what the template prints as an object.
         """
-        for null_content, mapping, named_ids in itertools.product((False, True), repeat=3):
+        for strict, null_content, mapping, named_ids in itertools.product((True, False), *[(False, True)] * 3):
             writing = Writing(None, mapping, null_content, named_ids)
-            form = find_call_format(functools.partial(self._turn, writing=writing), self._controls)
-            if form is not None:
-                return replace(writing, form=_without_thinking(form))
+            turn = functools.partial(self._turn, writing=writing)
+            form = find_call_format(turn, self._controls, strict=strict)
+            if form is None:
+                continue
+            if not mapping:
+                other = replace(writing, mapping=True)
+                texts = [self._turn(_CALLS[:1], "", one) for one in (writing, other)]
+                if texts[1] not in (None, texts[0]):
+                    turn = functools.partial(self._turn, writing=other)
+                    better = find_call_format(turn, self._controls, strict=strict)
+                    writing, form = (writing, form) if better is None else (other, better)
+            return replace(writing, form=_without_thinking(form))
         return Writing(self._named_in_source(), self._shows_mapping(), False, False)
 
     def _named_in_source(self) -> CallFormat | None:
@@ -144,7 +154,7 @@ class Prober:
             plain = self._try([_user(), _assistant()], tools)
             if text is None or plain is None or CONTENT not in plain:
                 continue
-            header = _shared(text, plain[: plain.rfind(CONTENT)])
+            header = self._controls.before(text, _shared(text, plain[: plain.rfind(CONTENT)]))
             tail = plain[plain.rfind(CONTENT) + len(CONTENT) :]
             ending = text[len(text) - _shared(text[::-1], tail[::-1]) :]
             first = self._controls.first(ending)
@@ -166,6 +176,7 @@ class Prober:
         replaces = bool(named and unnamed and _NAME in named and named.replace(_NAME, "user") == unnamed)
         return ChatRules(
             mapping_arguments=self.writing.mapping,
+            text_arguments=not self.writing.mapping and not self._takes_mapping(),
             canonical_call_ids=self.writing.named_ids,
             short_call_ids=self._wants_short_ids(),
             name_replaces_role=replaces,
@@ -174,6 +185,11 @@ class Prober:
             typescript_tools=self._template.takes_typescript,
             drops=self._drops(replaces),
         )
+
+    def _takes_mapping(self) -> bool:
+        """Tell whether arguments that are a mapping are printed as their JSON text is."""
+        turns = [self._turn(_CALLS[:1], "", replace(self.writing, mapping=mapping)) for mapping in (False, True)]
+        return turns[0] == turns[1]
 
     def _wants_short_ids(self) -> bool:
         """Tell whether ids of calls must be nine letters and digits (Mistral's templates refuse others)."""
@@ -210,6 +226,9 @@ class Prober:
             note(part, [_user(), message], name)
             if content and part not in found:
                 note("content beside tool calls", [_user(), message], content)
+        several = self.calling(_CALLS, "")
+        if "tool calls" not in found:
+            note("tool calls after the first", [_user(), several], _CALLS[1][0])
         if "tool calls" in found:
             found.discard("tool calls beside content")
         answered = [_user(), self.calling(_CALLS[:1], ""), *self._results(1)]

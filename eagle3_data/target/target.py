@@ -15,7 +15,7 @@ import numpy as np
 
 from eagle3_data.errors import DataError, TargetError
 from eagle3_data.target.calls import CallReader
-from eagle3_data.target.canaries import check_canaries, server_canaries, vocabulary_canaries
+from eagle3_data.target.canaries import check_against_file, check_canaries, server_canaries, vocabulary_canaries
 from eagle3_data.target.chats import tool_parameters
 from eagle3_data.target.encoding import Codec, Ids
 from eagle3_data.target.gguf import load_gguf
@@ -28,6 +28,7 @@ from eagle3_data.target.loading import (
     make_codec,
     model_files,
     resolved_revision,
+    tokenizer_file,
 )
 from eagle3_data.target.messages import AssistantMessage, to_message
 from eagle3_data.target.probing import THINKING_SWITCHES, Prober, thinking_markers
@@ -67,6 +68,7 @@ class Target:
         forge: Forge = "escape",
         files: Mapping[str, dict[str, Any]] | None = None,
         origin: Mapping[str, Any] | None = None,
+        tokenizer_json: Path | None = None,
     ) -> None:
         if forge not in ("escape", "naive"):
             raise TargetError(f"forge: {forge!r} is neither 'escape' nor 'naive'")
@@ -82,6 +84,8 @@ class Target:
             family = check_canaries(
                 tokenizer, self._codec, ChatTemplate(tokenizer).sources(), dict(files or {}), self._given.get("family")
             )
+            if tokenizer_json is not None:
+                check_against_file(tokenizer, self._codec, tokenizer_json)
             template, self.thinking = self._switched(thinking)
             prober = Prober(template, self._codec.controls)
             self.profile = self._read_profile(prober, template, dict(files or {}), family)
@@ -139,6 +143,7 @@ class Target:
             forge=forge,
             files=model_files(name, revision),
             origin=origin,
+            tokenizer_json=tokenizer_file(name, revision),
         )
 
     @classmethod
