@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from eagle3_data.target.calls import ToolCall
-from eagle3_data.target.segments import Segments
+from eagle3_data.target.segments import Ids, Segments
 
 
 @dataclass(frozen=True)
@@ -111,3 +113,19 @@ def to_message(parts: Segments, joints: Joints, *, names_in_ids: bool, first_cal
         FunctionCall(identity, call.name, call.arguments) for identity, call in zip(ids, parts.tool_calls, strict=True)
     ]
     return AssistantMessage(content, reasoning, tuple(made))
+
+
+def joins(
+    input_ids: Sequence[int] | Ids, output_ids: Sequence[int] | Ids, next_input_ids: Sequence[int] | Ids
+) -> bool:
+    """Tell whether the next turn's prompt goes on where a turn ended, so that the two can be one training row.
+
+    The only rule that is safe: the ids are equal. Many templates change history (old thinking goes at the next user
+    turn), and which do so cannot be told from their profile.
+
+    Args:
+        input_ids, output_ids: prompt (m,) and output (n,) of a turn.
+        next_input_ids: the prompt (k,) of the next turn of the same dialogue.
+    """
+    whole = np.concatenate([np.asarray(input_ids, dtype=np.int32), np.asarray(output_ids, dtype=np.int32)])
+    return bool(np.array_equal(np.asarray(next_input_ids, dtype=np.int32)[: len(whole)], whole))
