@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from eagle3_data.target.call_formats import CALL_FORMATS
-from eagle3_data.target.calls import CallFormat, CallReader, Marks
+from eagle3_data.target.call_reading import CallReader
+from eagle3_data.target.calls import CallFormat, Marks
 from eagle3_data.target.controls import ControlTokens
 
 CONTENT: Final = "Zanswer"

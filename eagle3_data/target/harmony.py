@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from eagle3_data.target.calls import ToolCall, read_arguments
+from eagle3_data.target.call_values import read_arguments
+from eagle3_data.target.calls import ToolCall
 from eagle3_data.target.profile import TokenProfile
 from eagle3_data.target.segments import Ids, Segments
 

@@ -209,7 +209,7 @@ class Prober:
         return REASONING_KEYS[0]
 
     def _drops(self, replaces_role: bool) -> frozenset[str]:
-        """Return the parts of a chat that the template leaves out; a refusal is no leaving out."""
+        """Return the parts of a chat that the template leaves out; a chat that it refuses does not count."""
         found: set[str] = set()
 
         def note(part: str, messages: list[dict[str, Any]], word: str, tools: bool = False) -> None:

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from eagle3_data.target.calls import CallReader, Reading, Schemas, ToolCall
+from eagle3_data.target.call_reading import CallReader
+from eagle3_data.target.calls import Reading, Schemas, ToolCall
 from eagle3_data.target.profile import TokenProfile
 
 Ids = npt.NDArray[np.int32]

@@ -1,4 +1,4 @@
-"""`Target`: the model that the drafter serves, as the rest of the house asks it.
+"""`Target`: the model that the drafter serves, as the rest of the package asks it.
 
 Goes in: a tokenizer (local folder, Hub id or GGUF file), the thinking switch, fields that a recipe gives. Comes out:
 prompt ids, the parts of an output, a token profile, and an identity that tells two targets apart.
@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from eagle3_data.errors import DataError, TargetError
-from eagle3_data.target.calls import CallReader
+from eagle3_data.target.call_reading import CallReader
 from eagle3_data.target.canaries import check_against_file, check_canaries, server_canaries, vocabulary_canaries
 from eagle3_data.target.chats import tool_parameters
 from eagle3_data.target.encoding import Codec, Ids
