@@ -39,7 +39,7 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 def test_no_value_of_a_manifest_leaves_its_place(run: RunFolder, tmp_path: Path) -> None:
     """A canary in each value in turn: no HTML, heading, table cell or escape sequence of its own comes out."""
-    manifest = run.read_manifest()
+    manifest = run.read_manifest().to_dict()
     manifest["left_out"] = {"B1_glaive": {"cut": 3}}
     manifest["selected_from"] = {"version": "1.0.0", "rows": 24}
     manifest["training"] = {"trainer": "plain", "rows": 24, "tokens": 1, "bytes": 2, "mask_bytes": 1}

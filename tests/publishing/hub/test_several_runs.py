@@ -85,7 +85,7 @@ def test_nightly_versions_read_back_exactly(hub: TestHub, tmp_path: Path) -> Non
 def test_two_runs_stand_side_by_side_in_one_version(hub: TestHub, tmp_path: Path) -> None:
     one = make_run(tmp_path / "one", {GLAIVE: 20}, holdout=2, name="one")
     other = make_run(tmp_path / "other", {MIXTURE: 10}, name="other")
-    manifest = other.read_manifest()
+    manifest = other.read_manifest().to_dict()
     manifest["identity"]["sampling"] = {"temperature": 0.7, "top_p": 1.0}
     other.write_manifest(manifest)
     report = publish(hub, [one, other], "org/side", "1.0.0")
@@ -138,7 +138,7 @@ def test_a_run_is_published_onto_a_version(hub: TestHub, tmp_path: Path) -> None
 def test_what_cannot_be_one_version_is_refused(hub: TestHub, tmp_path: Path) -> None:
     one = make_run(tmp_path / "one", {GLAIVE: 10})
     other = make_run(tmp_path / "other", {MIXTURE: 10})
-    manifest = other.read_manifest()
+    manifest = other.read_manifest().to_dict()
     for key, value, says in (
         ("model", "example/large", "one version holds one target"),
         ("tokenizer_sha256", "cc" * 32, "differ in tokenizer_sha256"),
