@@ -28,7 +28,7 @@ _PROXY_WORDS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """A server's own account; empty text or 0 where it does not tell."""
+    """A server's own account; empty text or 0 where it does not report it."""
 
     url: str
     model_path: str = ""
@@ -152,7 +152,7 @@ async def fetch_facts(session: aiohttp.ClientSession, url: str, context_length: 
 
 
 async def fetch_load(session: aiohttp.ClientSession, url: str) -> Load | None:
-    """Return how busy a server is, or None when it does not tell (older versions, the router)."""
+    """Return how busy a server is, or None when it does not report it (older versions, the router)."""
     try:
         value = await _get(session, url + "/v1/loads?include=core")
     except (EngineError, asyncio.CancelledError) as error:

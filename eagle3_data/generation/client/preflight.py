@@ -54,7 +54,7 @@ class CheckedTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says of itself; "" or 0 where it does not tell (sglang-router tells almost nothing).
+    """What a server says of itself; "" or 0 where it does not report it (sglang-router reports almost nothing).
 
     Attributes:
         url: the server's root.

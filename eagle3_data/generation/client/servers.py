@@ -294,7 +294,7 @@ class Servers:
             again = f" ({server.losses} times so far)" if server.losses > 1 else ""
             rows = "go elsewhere" if any(other.up for other in self.all) else "wait"
             logger.warning("%s is lost%s; its rows %s until it returns", server.url, again, rows)
-            self._spawn(self._await_return(server))
+            self._spawn(self._await_return(server, by != "gateway"))
             if not any(other.up for other in self.all):
                 self._paused_since = time.monotonic()
                 self._on_pause(
@@ -311,7 +311,8 @@ class Servers:
             await asyncio.sleep(0.05)
         return server.answered_at >= began
 
-    async def _await_return(self, server: Server) -> None:
+    async def _await_return(self, server: Server, answers_count: bool = False) -> None:
+        """Take a server back when it is well; or, if so, when it answers although it says that it is not."""
         assert self._session is not None
         wait, longest = _RETURN_SECONDS
         lost_at = time.monotonic()
@@ -324,7 +325,7 @@ class Servers:
                     "start one and run the same command again, finished rows are kept"
                 )
             health = await fetch_health(self._session, server.url)
-            if health == "well" or (health == "unwell" and server.answered_at > lost_at):
+            if health == "well" or (answers_count and health == "unwell" and server.answered_at > lost_at):
                 try:
                     facts = await self._meet(server)
                 except EngineUnavailable:
