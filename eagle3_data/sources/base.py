@@ -343,7 +343,7 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
 
     def _reject_row(self, outcome: Outcome, file: SourceFile) -> dict[str, Any]:
         assert outcome.reject is not None
-        empty = Outcome(outcome.row, [Prompt([], "[]", "", "unknown", 0, content_hash([], "[]"), -1)], None)
+        empty = Outcome(outcome.row, [Prompt([], "[]", "", "unknown", 0, content_hash([], "[]"), 0)], None)
         row = next(self.rows_of(empty, file, self.config))
         row.update(sample_id="", dialogue="", source_turn=-1)
         return {**row, "reject_reason": outcome.reject.reason, "reject_detail": outcome.reject.detail}

@@ -6,11 +6,12 @@ itself and one read buffer. The files are opened here, through fsspec, and not i
 `datasets` replaces `open` there.
 """
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 import fsspec  # type: ignore[import-untyped]
 import numpy as np
@@ -143,7 +144,8 @@ def _lines(file: IO[bytes], name: str, most: int | None, wanted: Wanted) -> Rows
     # Only \n ends a line: str.splitlines would also break rows at U+0085 and U+2028, which occur inside texts.
     skipped = BadRow("", "")
     number, following, read = 0, 0, 0
-    while line := file.readline(_LARGEST_ROW + 1):
+    reader = io.BufferedReader(cast("io.RawIOBase", file), _CHUNK)  # remote files read lines without a bound only
+    while line := reader.readline(_LARGEST_ROW + 1):
         read += len(line)
         if len(line) > _LARGEST_ROW:
             raise _too_long(name, number)
