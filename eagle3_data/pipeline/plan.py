@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 
 from eagle3_data.errors import EngineUnavailable, UsageError
+from eagle3_data.foreign_text import foreign_text
 from eagle3_data.generation import ContextLimits
 from eagle3_data.generation.client.preflight import ServerInfo
 from eagle3_data.lengths import (
@@ -35,6 +37,7 @@ from eagle3_data.pipeline.tables import show_table
 from eagle3_data.recipe import AUTO, ExtendSpec, SourceSpec
 from eagle3_data.run_folder import RunFolder
 from eagle3_data.schema import clean_messages
+from eagle3_data.sources import Script
 from eagle3_data.target import Target
 
 PLAN_ROWS: Final = 20_000
@@ -58,6 +61,7 @@ class Plan:
     no_server: str
     cost: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
+    script: str = ""  # of one dialogue, where dialogues are had
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan, ready for JSON."""
@@ -68,6 +72,7 @@ class Plan:
             "prompts": {name: report.to_dict() for name, report in self.prompts.items()},
             "worth": {name: worth.to_dict() for name, worth in self.worth.items()},
             "example": self.example,
+            "script": self.script,
             "server": _facts(self.server),
             "no_server": self.no_server,
             "cost": dict(self.cost),
@@ -90,6 +95,8 @@ class Plan:
         parts.append("\n".join(f"{name}: {line}" for name, worth in self.worth.items() for line in worth.sentences()))
         parts.append(_cost_words(self.cost))
         parts.append(f"The first prompt, as the target sees it (⟦…⟧ are control tokens), {self.example}")
+        if self.script:
+            parts.append(f"The script of one dialogue, {self.script}")
         parts += [f"Warning: {warning}" for warning in self.warnings]
         return "\n\n".join(parts)
 
@@ -117,7 +124,8 @@ def plan(run: Run) -> Plan:
     )
     reports: dict[str, PromptReport] = {}
     worth: dict[str, Worth] = {}
-    example = ""
+    answers: dict[str, int] = {}
+    example = script = ""
     for spec in run.recipe.sources:
         path = run.folder.prompts_path(spec.name)
         tokens, characters = _measured(path, target, PLAN_ROWS)
@@ -125,10 +133,22 @@ def plan(run: Run) -> Plan:
         cap = spec.max_new_tokens if spec.max_new_tokens != AUTO else None
         reports[spec.name] = prompt_report(spec.name, tokens, characters, prompts=rows, cap=cap, limits=limits)
         worth[spec.name] = worth_of_rows(rows, spec.truncation_target or _DEFAULT_TARGET)
+        turns, longest = _turns(path)
+        answers[spec.name] = turns * spec.samples
+        script = script or (_script(path, longest, spec.name) if turns > rows else "")
         if not example and rows:
             example = _first_prompt(path, target)
     return Plan(
-        prepared, target, reports, worth, example, server, no_server, _cost(run, reports), tools_warnings(run, target)
+        prepared,
+        target,
+        reports,
+        worth,
+        example,
+        server,
+        no_server,
+        _cost(run, reports, answers),
+        tools_warnings(run, target),
+        script,
     )
 
 
@@ -144,12 +164,41 @@ def _measured(path: Path, target: Target, most: int) -> tuple[Any, Any]:
 
 def _chats(path: Path, most: int) -> Iterator[tuple[list[Any], list[Any]]]:
     left = most
-    for batch in pq.ParquetFile(path).iter_batches(batch_size=_BATCH, columns=["messages", "tools"]):
+    for batch in pq.ParquetFile(path).iter_batches(batch_size=_BATCH, columns=["messages", "tools", "source_turn"]):
         taken = batch.slice(0, left)
-        yield [clean_messages(chat) for chat in taken.column(0).to_pylist()], taken.column(1).to_pylist()
+        chats = zip(taken["messages"].to_pylist(), taken["source_turn"].to_pylist(), strict=True)
+        # what follows the message that is answered first is the script of later turns
+        yield [clean_messages(chat[: turn + 1]) for chat, turn in chats], taken["tools"].to_pylist()
         left -= taken.num_rows
         if left <= 0:
             return
+
+
+def _turns(path: Path) -> tuple[int, int]:
+    """Return the turns to be answered in all prompts, and the row that has most of them."""
+    turns, longest, most, start = 0, 0, -1, 0
+    for batch in pq.ParquetFile(path).iter_batches(columns=["later_turns"]):
+        later = batch["later_turns"].value_lengths().to_numpy(zero_copy_only=False)
+        turns += batch.num_rows + int(later.sum())
+        if len(later) and later.max() > most:
+            longest, most = start + int(later.argmax()), int(later.max())
+        start += batch.num_rows
+    return turns, longest
+
+
+def _script(path: Path, row: int, source: str) -> str:
+    """Show what one dialogue will be made of: upstream's turns, and the places of the target's answers."""
+    columns = ["sample_id", "messages", "tools", "source_turn", "later_turns"]
+    (found,) = pds.dataset(path, format="parquet").take([row], columns=columns).to_pylist()
+    script = Script(clean_messages(found["messages"]), found["tools"], found["source_turn"])
+    lines = [f"{found['sample_id']} of {source}, {len(script.turns)} answers:"]
+    for index, message in enumerate(script.messages):
+        if index > script.source_turn and message["role"] == "assistant":
+            calls = ", ".join(name for _, name in script.calls(index - 1))
+            lines.append("  assistant: the target's answer" + (f" (upstream called {calls})" if calls else ""))
+        else:
+            lines.append(f"  {message['role']}: {foreign_text(message['content'], 80)}")
+    return "\n".join([*lines, "  assistant: the target's answer"])
 
 
 def _first_prompt(path: Path, target: Target) -> str:
@@ -158,13 +207,13 @@ def _first_prompt(path: Path, target: Target) -> str:
     return f"{len(ids):,} tokens:\n{target.show(ids)}"
 
 
-def _cost(run: Run, reports: Mapping[str, PromptReport]) -> dict[str, Any]:
+def _cost(run: Run, reports: Mapping[str, PromptReport], answers: Mapping[str, int]) -> dict[str, Any]:
     """Requests and tokens at most; hours at the throughput this run has measured so far."""
-    requests = sum(report.values["prompts"] for report in reports.values())
+    requests = sum(answers.values())
     means = {name: report.values["lengths"]["mean"]["value"] or 0 for name, report in reports.items()}
     caps = _known_caps(run)
-    prompt = sum(means[name] * report.values["prompts"] for name, report in reports.items())
-    most = sum(caps[name] * report.values["prompts"] for name, report in reports.items() if name in caps)
+    prompt = sum(means[name] * answers[name] for name in reports)
+    most = sum(caps[name] * answers[name] for name in reports if name in caps)
     rate = run.folder.read_manifest().throughput.tokens_per_second
     return {
         "requests": requests,
@@ -184,7 +233,7 @@ def _known_caps(run: Run) -> dict[str, int]:
 
 def _cost_words(cost: Mapping[str, Any]) -> str:
     words = (
-        f"{cost['requests']:,} requests, about {cost['prompt_tokens']:,} prompt tokens, at most "
+        f"At most {cost['requests']:,} requests, about {cost['prompt_tokens']:,} prompt tokens, at most "
         f"{cost['completion_tokens_at_most']:,} completion tokens"
     )
     if cost["sources_without_cap"]:

@@ -295,7 +295,7 @@ def test_more_samples_ask_only_for_those_that_are_missing(tmp_path: Path) -> Non
     assert two.generate(temperature=1.0).records == 8
     four = Run(tmp_path, real("qwen3"), rows, samples=4)
     counts = four.generate(temperature=1.0)
-    assert (counts.records, counts.dialogues, len(four.server.prompts)) == (16, 4, 8)
+    assert (counts.records, counts.dialogues, len(four.server.prompts)) == (16, 8, 8)
     keys = [(row["sample_id"], row["sample"]) for row in four.records]
     assert len(set(keys)) == 16 and {sample for _, sample in keys} == {0, 1, 2, 3}
     with pytest.raises(UsageError, match=r"samples 4 at temperature 0"):

@@ -159,11 +159,11 @@ def write_records(
 def _scan(table: PromptTable, rendered: RenderedPrompts, journal: Journal, samples: int, settings: list[Any]) -> _Scan:
     scan = _Scan()
     content = hashlib.blake2b(json.dumps([*settings, samples], sort_keys=True).encode())
-    counts, start = scan.counts, 0
+    counts, start, scripts = scan.counts, 0, False
     for batch in table.batches(["sample_id", "later_turns"], size=_SCAN):
         names, starts = turn_ids(batch)
         prompt_tokens, forged = rendered.counts(start, batch.num_rows)
-        scripted = np.diff(starts) > 1
+        scripts = scripts or len(names) > batch.num_rows
         for sample in range(samples):
             stands = standing(names, starts, journal, sample)
             columns = {name: journal.index.column(name, stands.positions) for name in _FINGERPRINTED}
@@ -177,9 +177,9 @@ def _scan(table: PromptTable, rendered: RenderedPrompts, journal: Journal, sampl
             counts.prompt_tokens += int(prompt_tokens[some].sum())
             counts.forged += int((forged[some] > 0).sum())
             counts.missing += int(stands.missing.sum())
-            counts.dialogues += int((scripted & some).sum())
-            counts.complete += int((scripted & stands.whole).sum())
-            counts.turns_scripted += int(stands.turns[scripted].sum())
+            counts.dialogues += int(some.sum())
+            counts.complete += int(stands.whole.sum())
+            counts.turns_scripted += int(stands.turns.sum())
             ended = stands.next_code[~stands.whole & ~stands.stale & flags(stands.next_code, "ended")]
             for code in ended.tolist():
                 reason = of_code(code).label
@@ -189,6 +189,8 @@ def _scan(table: PromptTable, rendered: RenderedPrompts, journal: Journal, sampl
                 assert entry is not None
                 (scan.failures if entry.outcome.failed else scan.skips).append(entry)
         start += batch.num_rows
+    if not scripts:
+        counts.dialogues = counts.complete = counts.turns_scripted = 0
     counts.failed, counts.skipped = len(scan.failures), len(scan.skips)
     counts.ended = dict(sorted(counts.ended.items()))
     scan.fingerprint = content.hexdigest()[:32]
@@ -211,7 +213,7 @@ def _write_source(
     job: _Job, holdout: Holdout, files: RecordFiles, counts: SourceCounts, on_rows: Callable[[str, int], None]
 ) -> None:
     start, size = 0, _CHUNK
-    if counts.turns_scripted > counts.records or counts.dialogues or job.settings.samples > 1:
+    if counts.dialogues or job.settings.samples > 1:
         size = _DIALOGUES_AT_ONCE  # each holds the answers to all its turns
     with files:
         for batch in job.table.batches((*_ORIGIN, "dialogue", "turn", "later_turns"), size=size):
