@@ -185,7 +185,8 @@ class Change(_Part):
 class Manifest(_Part):
     """A run of eagle3-data, or a published version of one.
 
-    `profile` holds TokenProfile fields ({} when the target was never loaded), `reports` what became of the upstream
+    `profile` holds TokenProfile fields ({} when the target was never loaded), `source_profiles` those of sources in
+    which it thinks otherwise, `reports` what became of the upstream
     rows, `generation` what became of the prompts. `version` and `changes` stand in published manifests only.
     """
 
@@ -195,6 +196,7 @@ class Manifest(_Part):
     versions: Mapping[str, str] = {}
     identity: Identity = Identity()
     profile: Mapping[str, Any] = {}
+    source_profiles: Mapping[str, Mapping[str, Any]] = {}
     engine: Engine = Engine()
     extent: Extent = Extent()
     reports: Mapping[str, DrawReport] = Field(default={}, alias="sources")

@@ -176,8 +176,9 @@ def _facts(manifest: Manifest, profile: Mapping[str, Any] | None, report: CheckR
         report.left_out.append(
             "control tokens, reasoning and tool calls, since the token profile is not known in full"
         )
+    others = {} if profile else manifest.source_profiles
     rollouts = frozenset(name for name, entry in manifest.extent.sources.items() if entry.turns == "rollout")
-    return Facts(known, context if context and context > 0 else None, caps, size, rollouts)
+    return Facts(known, context if context and context > 0 else None, caps, size, rollouts, others)
 
 
 # ---- batches
@@ -238,7 +239,8 @@ def _check_batch(file: str, first: int, table: pa.Table, source: str | None, fac
     table = table.select(list(RECORD_FEATURES))
     names = table["sample_id"].to_pylist()
     found = []
-    for finding in findings(table, facts, source):
+    within = source or (str(table["source"][0]) if len(table) else "")
+    for finding in findings(table, facts.of(within), source):
         rows = finding.rows[:examples].tolist()
         shown = [Example(file, first + row, names[row] or "", finding.detail(row)) for row in rows]
         found.append((finding.kind, len(finding.rows), shown))

@@ -5,7 +5,7 @@ findings, each a kind, the rows that have it and what is wrong with the first of
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -67,6 +67,7 @@ class Facts:
 
     Attributes:
         profile: TokenProfile fields of the target.
+        source_profiles: source -> the same where it is asked to think otherwise.
         context_length: of the engine, in tokens.
         caps: source -> max_new_tokens.
         rollouts: sources whose dialogues the target had itself, so that none lacks a turn.
@@ -77,6 +78,11 @@ class Facts:
     caps: Mapping[str, int] = field(default_factory=dict)
     vocabulary_size: int | None = None
     rollouts: frozenset[str] = frozenset()
+    source_profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def of(self, source: str) -> "Facts":
+        """Return what is known about one source."""
+        return replace(self, profile=self.source_profiles[source]) if source in self.source_profiles else self
 
 
 @dataclass(frozen=True)

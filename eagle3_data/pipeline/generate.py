@@ -150,6 +150,7 @@ def _work(
             changed = {
                 "identity": Identity.model_validate(identity).model_copy(update={"weights": served}),
                 "profile": _plain(asdict(target.profile)),
+                "source_profiles": _other_profiles(recipe, target),
                 "engine": _engine(recipe, facts),
                 "extent": Extent(sources={**manifest.extent.sources, **extents}),
             }
@@ -362,6 +363,16 @@ def _sent(before: SourceExtent, cap: int, extend: bool | Extend, only_truncated:
         up_to = extend.up_to if isinstance(extend, Extend) else cap
         changed["extended_to"] = max(up_to, before.extended_to or 0)  # rows taken further stay so
     return before.model_copy(update=changed)
+
+
+def _other_profiles(recipe: Recipe, target: Target) -> dict[str, Any]:
+    """Return the token profile of every source in which the target thinks otherwise."""
+    asked = {name: settings.target for name, settings in source_settings(recipe, target).items()}
+    return {
+        name: _plain(asdict(other.profile))
+        for name, other in asked.items()
+        if isinstance(other, Target) and other is not target
+    }
 
 
 def _canonical(value: Any) -> str:

@@ -74,7 +74,7 @@ def _keys(model: type[Strict], found: Mapping[str, Any], schema: Mapping[str, An
         if name == "sources":
             entry = SourceSpec.model_json_schema()
             yield from _keys(SourceSpec, entry, entry, "sources.<name>.")
-        elif section := _section(model, name):
+        elif (section := _section(model, name)) and (model, name) != (SourceSpec, "sampling"):
             yield from _keys(section, _resolved(part, schema), schema, f"{above}{name}.")
 
 
@@ -128,9 +128,9 @@ def _range(part: Mapping[str, Any]) -> str:
     low, high = part.get("minimum"), part.get("maximum", part.get("exclusiveMaximum"))
     open_low = part.get("exclusiveMinimum")
     if high is not None:
-        left = f"({open_low:g}" if open_low is not None else f"[{low or 0:g}"
-        return f" in {left}, {high:g}{']' if 'maximum' in part else ')'}"
-    return f" from {low:g}" if low is not None else ""
+        left = f"({open_low:,}" if open_low is not None else f"[{low or 0:,}"
+        return f" in {left}, {int(high):,}{']' if 'maximum' in part else ')'}"
+    return f" from {low:,}" if low is not None else ""
 
 
 def _resolved(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:

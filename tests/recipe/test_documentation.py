@@ -53,7 +53,7 @@ def test_every_key_says_what_it_means() -> None:
     assert not [key.name for key in keys if not key.meaning or not key.kind]
     by_name = {key.name: key for key in keys}
     assert by_name["sampling.top_p"].kind == "number in (0, 1]" and by_name["sampling.top_p"].default == "1.0"
-    assert by_name["engine.slots"].kind == "whole number in [1, 1024]"
+    assert by_name["engine.slots"].kind == "whole number in [1, 1,024]"
     assert by_name["sources.<name>.tools_in_system"].meaning.startswith("B1_glaive: ")
 
 

@@ -2,10 +2,8 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import yaml
 from support.hub_client import TestHub
 from support.pipeline import call, glaive_file, recipe, server, smollm2_folder
+from support.wire import Wire
 
 from eagle3_data import cli
 from eagle3_data.recipe.foreign import reduced
@@ -99,37 +98,6 @@ def test_a_recipe_of_another_shape_is_left_to_validation(values: Any) -> None:
 
 
 # -- over real sockets
-class Wire:
-    """A socket in front of a server (or of nothing) that keeps every byte sent to it."""
-
-    def __init__(self, port: int | None = None) -> None:
-        self.port, self.received = port, bytearray()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            client = self._listener.accept()[0]
-            onward = socket.create_connection(("127.0.0.1", self.port)) if self.port else None
-            threading.Thread(target=self._pass, args=(client, onward, True), daemon=True).start()
-            if onward:
-                threading.Thread(target=self._pass, args=(onward, client, False), daemon=True).start()
-
-    def _pass(self, source: socket.socket, sink: socket.socket | None, keep: bool) -> None:
-        try:
-            while piece := source.recv(65536):
-                if keep:
-                    self.received += piece
-                if sink:
-                    sink.sendall(piece)
-        except OSError:
-            pass
-        finally:
-            if sink:
-                sink.close()
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return smollm2_folder(tmp_path_factory.mktemp("smollm2"))

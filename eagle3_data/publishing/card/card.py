@@ -198,6 +198,13 @@ def _context(
     }
 
 
+def _asked_otherwise(extent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling and the thinking of a source where they are its own."""
+    thinking = extent.get("thinking")
+    switched = {} if thinking is None else {"thinking": "on" if thinking else "off"}
+    return {**(extent.get("sampling") or {}), **switched}
+
+
 def _words(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}".strip() for key, value in values.items() if value is not None and value != "")
 
@@ -251,7 +258,7 @@ def _source(
         "licenses": whole.licenses,
         "attribution": report.get("attribution"),
         "left_out": manifest.get("left_out", {}).get(name, {}),
-        "sampling": _words(extent.get("sampling") or {}),
+        "sampling": _words(_asked_otherwise(extent)),
         **_percentiles(lengths.get("sources", {}).get(name, {})),
         "benchmarks": report.get("benchmarks", []),
         "files_of": report.get("files_of", 0),
