@@ -4,8 +4,10 @@ Goes in: two length reports, or two tables of lengths. Comes out: distances betw
 that chance alone would make, and the figures of both side by side.
 
 Both sides are looked at only as far as the smaller of their largest caps, since beyond it one of them is unknown. The
-noise is the distance between the two sides when all rows are dealt to them at random (a permutation test); its seed is
-fixed.
+noise is the distance between the two sides when all rows are dealt to them at random (a permutation test). Where rows
+were cut below that length, the sides may have had different caps and cannot be exchanged: each is then drawn anew from
+itself, and the noise is how far the difference moves (a bootstrap). Dependent rows widen the noise by their design
+effects, and p-values are corrected for the number of sources (Holm 1979). The seed is fixed.
 """
 
 from collections.abc import Mapping
@@ -39,7 +41,7 @@ class Distance:
         ks: Kolmogorov-Smirnov distance, the largest difference of the shares under any length.
         wasserstein: mean distance in tokens that rows would have to move, up to `until`.
         ks_noise, wasserstein_noise: 95th percentile of the same when rows are dealt to both sides at random.
-        p_value: share of such deals that lie at least as far apart by `ks`.
+        p_value: share of such deals that lie at least as far apart by `ks`, corrected for the number of sources.
         until: tokens; lengths beyond are not compared. None where both sides are known to their end.
     """
 
@@ -63,13 +65,25 @@ class Distance:
         }
 
 
-def distance(first: LengthCounts, second: LengthCounts) -> Distance | None:
+def distance(
+    first: LengthCounts,
+    second: LengthCounts,
+    *,
+    designs: tuple[float, float] = (1.0, 1.0),
+    repetitions: int = REPETITIONS,
+) -> Distance | None:
     """Return the distance between two populations of lengths.
+
+    Args:
+        first, second: their tables; rows that never end are left out.
+        designs: their design effects.
+        repetitions: of the noise.
 
     Returns:
         None where one has no rows, or rows whose censoring depends on their length (answers behind a cap): their
         recorded lengths differ with the caps alone.
     """
+    first, second = first.ending(), second.ending()
     if not first.rows or not second.rows or first.loose.any() or second.loose.any():
         return None
     ends = [end for counts in (first, second) if (end := SourceCurve(counts).known_until()) is not None]
@@ -81,23 +95,33 @@ def distance(first: LengthCounts, second: LengthCounts) -> Distance | None:
     )
     ks, wasserstein = _distances(values, ended_1[None], cut_1[None], ended_2[None], cut_2[None])
     random = np.random.default_rng(0)
-    pooled = np.concatenate((ended_1 + ended_2, cut_1 + cut_2))
-    ks_noise, wasserstein_noise = np.empty(REPETITIONS), np.empty(REPETITIONS)
+    sides = [np.concatenate((ended_1, cut_1)), np.concatenate((ended_2, cut_2))]
+    pooled = sides[0] + sides[1]
+    exchangeable = not (cut_1 + cut_2)[values < (until if until is not None else np.inf)].any()
+    ks_noise, wasserstein_noise = np.empty(repetitions), np.empty(repetitions)
     # A few repetitions at a time: a table of lengths may have 100,000 rows.
     step = max(1, 2_000_000 // len(pooled))
-    for start in range(0, REPETITIONS, step):
-        size = min(step, REPETITIONS - start)
-        one = _deal(random, pooled, pair[0].rows, size)
-        two = pooled - one
-        half = len(values)
-        found = _distances(values, one[:, :half], one[:, half:], two[:, :half], two[:, half:])
+    half = len(values)
+    apart = _survival(ended_1[None], cut_1[None]) - _survival(ended_2[None], cut_2[None])
+    for start in range(0, repetitions, step):
+        size = min(step, repetitions - start)
+        if exchangeable:
+            one = _deal(random, pooled, pair[0].rows, size)
+            two, centre = pooled - one, np.zeros(half)
+        else:
+            one, two = (random.multinomial(side.sum(), side / side.sum(), size=size) for side in sides)
+            centre = apart[0]
+        found = _distances(values, one[:, :half], one[:, half:], two[:, :half], two[:, half:], centre)
         ks_noise[start : start + size], wasserstein_noise[start : start + size] = found
+    rows = [counts.rows for counts in pair]
+    widened = sum(design / n for design, n in zip(designs, rows, strict=True)) / sum(1 / n for n in rows)
+    ks_noise, wasserstein_noise = ks_noise * np.sqrt(widened), wasserstein_noise * np.sqrt(widened)
     return Distance(
         ks=float(ks[0]),
         wasserstein=float(wasserstein[0]),
         ks_noise=float(np.quantile(ks_noise, 0.95)),
         wasserstein_noise=float(np.quantile(wasserstein_noise, 0.95)),
-        p_value=float((np.sum(ks_noise >= ks[0] - 1e-12) + 1) / (REPETITIONS + 1)),
+        p_value=float((np.sum(ks_noise >= ks[0] - 1e-12) + 1) / (repetitions + 1)),
         until=until,
     )
 
@@ -114,9 +138,11 @@ def _padded(pair: list[LengthCounts], side: int, column: str) -> Any:
     return np.concatenate([getattr(counts, column) * (index == side) for index, counts in enumerate(pair)])
 
 
-def _distances(values: Any, ended_1: Any, cut_1: Any, ended_2: Any, cut_2: Any) -> tuple[Floats, Floats]:
-    """Return the distances for each repetition; all tables int64 (repetitions, lengths)."""
-    difference = np.abs(_survival(ended_1, cut_1) - _survival(ended_2, cut_2))
+def _distances(
+    values: Any, ended_1: Any, cut_1: Any, ended_2: Any, cut_2: Any, centre: Any = 0.0
+) -> tuple[Floats, Floats]:
+    """Return the distances from `centre` for each repetition; all tables int64 (repetitions, lengths)."""
+    difference = np.abs(_survival(ended_1, cut_1) - _survival(ended_2, cut_2) - centre)
     width = np.diff(values).astype(float)
     return difference.max(axis=1), difference[:, :-1] @ width
 
@@ -172,11 +198,14 @@ def compare_lengths(first: LengthReport, second: LengthReport, names: tuple[str,
             f"{names[0]} holds {', '.join(first.sources)} and {names[1]} {', '.join(second.sources)}: "
             "no source in common to compare"
         )
-    sources = {}
-    for one, two in sorted(pairs):
-        sources[one if one == two else f"{one} / {two}"] = {
-            measure: _side_by_side(first, second, one, two, measure) for measure in MEASURES
+    sources = {
+        one if one == two else f"{one} / {two}": {
+            measure: _side_by_side(first, second, one, two, measure, len(pairs)) for measure in MEASURES
         }
+        for one, two in sorted(pairs)
+    }
+    for measure in MEASURES:
+        _correct([cells[measure]["distance"] for cells in sources.values() if cells[measure]["distance"]])
     values: dict[str, Any] = {
         "format": 1,
         "names": list(names),
@@ -194,8 +223,25 @@ def compare_lengths(first: LengthReport, second: LengthReport, names: tuple[str,
     return Comparison(values)
 
 
-def _side_by_side(first: LengthReport, second: LengthReport, one: str, two: str, measure: str) -> dict[str, Any]:
-    apart = distance(first.counts[one, measure], second.counts[two, measure])
+def _correct(distances: list[dict[str, Any]]) -> None:
+    """Correct p-values for their number: Holm's step-down method (Scandinavian Journal of Statistics 1979)."""
+    before = 0.0
+    for rank, found in enumerate(sorted(distances, key=lambda found: float(found["p_value"]))):
+        before = max(before, min(1.0, found["p_value"] * (len(distances) - rank)))
+        found["p_value"], found["differs"] = rounded(before), bool(before < 0.05)
+
+
+def _side_by_side(
+    first: LengthReport, second: LengthReport, one: str, two: str, measure: str, compared: int
+) -> dict[str, Any]:
+    found = [report.values["sources"][name]["dependence"] for report, name in ((first, one), (second, two))]
+    deffs = [part["deff"] if part and measure != "prompt" else 1.0 for part in found]
+    apart = distance(
+        first.counts[one, measure],
+        second.counts[two, measure],
+        designs=(deffs[0], deffs[1]),
+        repetitions=min(1000, max(REPETITIONS, 40 * compared)),
+    )
     sides = [report.values["sources"][name]["lengths"][measure] for report, name in ((first, one), (second, two))]
     keys = ("count", "mean", "quantiles", "cut", "lower_bounds_only", "known_until")
     return {
