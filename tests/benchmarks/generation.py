@@ -27,6 +27,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from datasets import Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -37,6 +38,9 @@ from eagle3_data.generation import Generator, Journal, run_generation, write_rec
 from eagle3_data.generation.journal.entry import Entry, prompt_crc
 from eagle3_data.outcome import Outcome
 from eagle3_data.run_folder import RunFolder
+from eagle3_data.schema import PROMPT_FEATURES
+from eagle3_data.sources import Script
+from eagle3_data.target.messages import AssistantMessage
 
 HERE = Path(__file__).parent
 
@@ -226,6 +230,67 @@ def batching(rows: int, slots: int, step_seconds: float, only: str) -> dict[str,
     return result
 
 
+class TalkingTarget(WideTarget):
+    """Reads every answer as plain words; its prompts hold the numbers of the last message, as `PlainTarget`'s."""
+
+    def message(self, output_ids: Any, input_ids: Any = None, *, tools: Any = None, first_call: int = 0) -> Any:
+        return AssistantMessage("an answer", "")
+
+
+def talking(rows: int, slots: int, step_seconds: float) -> dict[str, Any]:
+    """Slot use where prompts are dialogues of 1 to 12 turns, each one unit; lengths and predictor as in `batching`."""
+    generator = np.random.default_rng(0)
+    turns = generator.integers(1, 13, rows)
+    lengths = np.clip(generator.lognormal(4.6, 1.2, int(turns.sum())), 4, 8000).astype(int)
+    starts = np.concatenate([[0], np.cumsum(turns)])
+    sums = np.add.reduceat(lengths, starts[:-1])
+    guesses = np.clip(sums * np.exp(generator.normal(0, 0.5, rows)), 1, 1e6).astype(int)
+    prompts = []
+    for row, (first, end) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
+        messages: list[dict[str, Any]] = []
+        for turn in range(first, end):
+            messages += [{"role": "user", "content": f"{turn + 3} 7 9"}, {"role": "assistant"}]
+        script = Script(messages[:-1], "[]", 0)
+        place = {"source_row": row, "source_turn": 0, "turn": 0, "config": "x", "source_revision": "x"}
+        name = f"B1-{row:024x}"
+        prompts.append(
+            {
+                **place,
+                "sample_id": name,
+                "dialogue": name,
+                "source": "B1",
+                "source_file": "x",
+                "origin": "",
+                "license": "x",
+                "later_turns": script.later_ids("B1"),
+                "expected_tokens": int(guesses[row]),
+                "messages": messages[:-1],
+                "tools": "[]",
+            }
+        )
+    given = Dataset.from_list(prompts, features=PROMPT_FEATURES)
+    with tempfile.TemporaryDirectory() as name:
+        server = BatchingServer(lengths, slots, step_seconds)
+        with serving(server) as url:  # type: ignore[arg-type]
+            began = time.perf_counter()
+            with Generator(
+                TalkingTarget(), [url], {}, {"B1": 8192}, Path(name) / "journal", concurrency=slots + slots // 10
+            ) as step:
+                ran = run_generation({"B1": given}, step)
+                answered = step.journal.index.count("answered")
+            seconds = time.perf_counter() - began
+    bound = max(float(lengths.sum()) / slots, float(sums.max()))
+    return {
+        "dialogues": rows,
+        "turns": len(lengths),
+        "answered": answered,
+        "tokens as planned": ran.progress.tokens == int(lengths.sum()),
+        "slots": slots,
+        "slot use": round(bound / server.steps, 4),
+        "seconds": round(seconds, 1),
+    }
+
+
 # --- a finished run again -------------------------------------------------------------------------------------------
 
 
@@ -295,7 +360,7 @@ def rerun_once(folder: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["answers", "batching", "rerun", "rerun-once"])
+    parser.add_argument("what", choices=["answers", "batching", "dialogues", "rerun", "rerun-once"])
     parser.add_argument("--folder", default="")
     parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=0)
@@ -310,6 +375,8 @@ def main() -> None:
         result = answers(arguments.rows or 10_000, arguments.tokens or 2000, arguments.flight, arguments.rounds)
     elif arguments.what == "batching":
         result = batching(arguments.rows or 20_000, 256, arguments.step_ms / 1000, arguments.only)
+    elif arguments.what == "dialogues":
+        result = talking(arguments.rows or 5_000, 256, arguments.step_ms / 1000)
     elif arguments.what == "rerun-once":
         result = rerun_once(arguments.folder)
     else:
