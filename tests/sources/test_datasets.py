@@ -54,7 +54,7 @@ def old_python() -> str:
     if not (folder / "done").exists():
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        wanted = ["datasets==3.6.0", "huggingface-hub>=1.31,<3", "orjson", "aiohttp"]
+        wanted = ["datasets==3.6.0", "huggingface-hub>=1.31,<3", "orjson", "aiohttp", "pydantic>=2.10,<3"]
         pip = subprocess.run([str(python), "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True)
         if pip.returncode:
             pytest.skip(f"datasets 3.6.0 cannot be installed here: {pip.stderr.strip()[-300:]}")
