@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data import __version__
-from eagle3_data.errors import Eagle3DataError, RecipeError
+from eagle3_data.errors import Eagle3DataError, RecipeError, UsageError
 
 Command = Callable[[argparse.Namespace], int]
 INTERRUPTED = 130
@@ -144,7 +144,10 @@ def _generate(options: argparse.Namespace) -> int:
 def _extend(options: argparse.Namespace) -> int:
     from eagle3_data import pipeline
 
-    result = pipeline.extend(_run(options), max_new_tokens=options.max_new_tokens, sources=options.source)
+    caps = dict(options.max_new_tokens)
+    if "" in caps and len(options.max_new_tokens) > 1:
+        raise UsageError("--max-new-tokens: give one number for all sources, or SOURCE=N for each")
+    result = pipeline.extend(_run(options), max_new_tokens=caps.get("", caps), sources=options.source)
     _print(result.to_dict(), result.to_text, options)
     return result.exit_status
 
@@ -364,6 +367,11 @@ def _weight(text: str) -> tuple[str, float]:
         raise argparse.ArgumentTypeError(f"{text!r}: write SOURCE=WEIGHT, as in B1_glaive=0.5") from None
 
 
+def _cap(text: str) -> tuple[str, int]:
+    name, _, cap = text.rpartition("=")
+    return name, _positive(cap)
+
+
 def _positive(text: str) -> int:
     try:
         value = int(text)
@@ -424,11 +432,14 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--ray", metavar="ADDRESS", help="run the shards on a Ray cluster that shares this folder")
     sub = add("extend", _extend, "continue the truncated rows from where they were cut, and only those", recipe=True)
     sub.add_argument(
-        "--max-new-tokens", type=_positive, required=True, metavar="N", help="the new cap of every source"
+        "--max-new-tokens",
+        type=_cap,
+        action="append",
+        required=True,
+        metavar="[SOURCE=]N",
+        help="the new cap of every source, or of one; may be repeated",
     )
-    sub.add_argument(
-        "--source", action="append", default=[], metavar="NAME", help="of this source alone; may be repeated"
-    )
+    sub.add_argument("--source", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
     sub = add("check", _check, "verify every invariant of a record")
     sub.add_argument("dataset", metavar="DATASET")
     _add_trust(sub)

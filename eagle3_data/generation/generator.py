@@ -11,8 +11,9 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import aiohttp
 import datasets
@@ -41,6 +42,7 @@ from eagle3_data.schema import clean_messages
 _MAP_TASKS: Final = 200_000
 _PLAIN: Final = SourceSettings()
 _GUARD_WINDOW: Final = 100
+_T = TypeVar("_T")
 _GUARD_AT_LEAST: Final = 20
 
 
@@ -64,6 +66,16 @@ class FailureGuard:
                 f"{count} of the last {len(self._recent)} rows failed, the last with {reason}; the run was stopped, "
                 "finished rows are kept. Fix the cause and run the same command again"
             )
+
+
+def _outside_loops(work: Callable[[], _T]) -> _T:
+    """Do work that runs an event loop of its own: in a thread where this one runs one already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1, "eagle3-data") as worker:
+        return worker.submit(work).result()
 
 
 class Generator:
@@ -189,13 +201,28 @@ class Generator:
         # (it would replay old errors). Another process gets an object that says why it cannot work there.
         return (_ForOneProcess, (self._token,))
 
+    def map(self, prompts: datasets.Dataset, **options: Any) -> datasets.Dataset:
+        """Return `prompts.map(self.generate, **options)`, also where an event loop is running: in a notebook cell.
+
+        `Dataset.map` starts an event loop of its own, which no thread that runs one already allows; there the work is
+        done in a thread, and this call waits for it. Raises as `generate`.
+        """
+
+        def work() -> datasets.Dataset:
+            try:
+                return prompts.map(self.generate, **options)
+            finally:
+                self.connections.abandon()  # the loop of this `map` is gone: its sockets would be named at exit
+
+        return _outside_loops(work)
+
     def close(self) -> None:
         """Write out the journal, close the connections and free the lock. Idempotent.
 
         Raises:
             DiskFull, MachineError: the last rows could not be written.
         """
-        self._finalizer()
+        _outside_loops(self._finalizer)
 
     # --- one row ------------------------------------------------------------------------------------------------
 

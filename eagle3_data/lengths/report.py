@@ -8,7 +8,7 @@ nothing of their own.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import datasets
 
@@ -26,6 +26,9 @@ from eagle3_data.lengths.statistics.tail import TailModel, fit_tail
 from eagle3_data.lengths.views.advice import advice_line, advice_sentences, command, report_sentences
 from eagle3_data.manifest import Manifest, SourceExtent
 from eagle3_data.run_folder import RunFolder, write_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMAT: Final = 1
 WHOLE: Final = "whole"
@@ -68,6 +71,26 @@ class LengthReport:
         from eagle3_data.lengths.views.markdown import to_markdown
 
         return to_markdown(self.values)
+
+    def plot(self, source: str | None = None, measure: str = "completion") -> "Figure":
+        """Return a figure of recorded lengths on a log scale, the cap marked and cut rows hatched.
+
+        Args:
+            source: one source; all of them, a panel each, when None.
+            measure: `completion`, `prompt`, `reasoning` or `answer`.
+
+        Raises:
+            UsageError: no such source or measure, no rows of it, or matplotlib is not installed.
+        """
+        from eagle3_data.lengths.views.figures import draw
+
+        return draw(self, source, measure)
+
+    def _repr_html_(self) -> str:
+        """Return the compact tables, for a notebook."""
+        from eagle3_data.lengths.views.page import render_tables
+
+        return render_tables(self)
 
     def write(self, path: Path) -> None:
         """Write `lengths.json`, whole or not at all."""

@@ -72,28 +72,29 @@ def generate_shard(run: Run, shard: tuple[int, int], on_progress: Listener | Non
     return _work(run, caps_of(run), extend=_recipe_extend(run), shard=shard, on_progress=on_progress)
 
 
-def extend(run: Run, *, max_new_tokens: int, sources: Sequence[str] = ()) -> Generated:
+def extend(run: Run, *, max_new_tokens: int | Mapping[str, int], sources: Sequence[str] = ()) -> Generated:
     """Continue the truncated rows from where they were cut, up to `max_new_tokens` in all, and only those.
 
     Args:
-        run: whose rows are continued.
-        max_new_tokens: the new cap.
-        sources: of these alone; by default of every source.
+        run: a run that was generated.
+        max_new_tokens: the budget in all, of every source or by source; a source that is not named stays as it is.
+        sources: only these.
 
-    Raises: as `generate`, and UsageError for a source that the recipe does not have.
+    Raises:
+        UsageError: nothing was generated yet, or a source is not in the recipe.
+        EngineError and others: as `generate`.
     """
     names = [spec.name for spec in run.recipe.sources]
-    if strange := sorted(set(sources) - set(names)):
-        raise UsageError(f"--source {strange[0]}: the recipe has {', '.join(names)}")
+    given = max_new_tokens if isinstance(max_new_tokens, Mapping) else dict.fromkeys(sources or names, max_new_tokens)
+    if unknown := [name for name in (*given, *sources) if name not in names]:
+        raise UsageError(f"--source {unknown[0]}: the recipe has {', '.join(names)}")
     with run.folder.lock():
         manifest = run.folder.read_manifest()
         if not manifest.stages.generate:
             raise UsageError(f"{run.folder.path}: nothing to extend; run `eagle3-data generate` first")
-        caps = {
-            spec.name: max(max_new_tokens, cap) if not sources or spec.name in sources else cap
-            for spec, cap in zip(run.recipe.sources, caps_of(run).values(), strict=True)
-        }
-        return _work(run, caps, extend=True, only_truncated=True)
+        caps = {name: max(given.get(name, 0), cap) for name, cap in caps_of(run).items()}
+        chosen = [name for name in given if not sources or name in sources]
+        return _work(run, caps, extend=True, only_truncated=True, only=chosen)
 
 
 def generate_locked(run: Run) -> Generated:
@@ -115,6 +116,7 @@ def _work(
     extend: bool | Extend,
     shard: tuple[int, int] | None = None,
     only_truncated: bool = False,
+    only: Sequence[str] | None = None,
     on_progress: Listener | None = None,
 ) -> Generated:
     recipe, folder = run.recipe, run.folder
@@ -123,7 +125,8 @@ def _work(
     manifest = folder.read_manifest()
     guard_identity(folder, manifest, identity)
     guard_records(folder)
-    prompts = {spec.name: folder.prompts_path(spec.name) for spec in recipe.sources}
+    worked = [spec.name for spec in recipe.sources if only is None or spec.name in only]
+    prompts = {name: folder.prompts_path(name) for name in worked}
     if shard is None and not extend and manifest.stages.generate:
         counts = _write(run, target, None)
         if not any(count.missing or count.failed for count in counts.values()):
@@ -144,9 +147,7 @@ def _work(
         with _locked(folder, alone=shard is None):
             manifest = folder.read_manifest()
             served = Weights(model_path=facts.model_path, weight_version=facts.weight_version)
-            extents = {
-                name: _sent(manifest.extent_of(name), cap, extend, only_truncated) for name, cap in caps.items()
-            }
+            extents = {name: _sent(manifest.extent_of(name), caps[name], extend, only_truncated) for name in worked}
             changed = {
                 "identity": Identity.model_validate(identity).model_copy(update={"weights": served}),
                 "profile": _plain(asdict(target.profile)),

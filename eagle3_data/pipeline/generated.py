@@ -81,7 +81,8 @@ class Generated:
             notes.append(f"{forged:,} records have a text that spells a control token of the target")
         if below := sum(self.below_cap.values()):
             cut = "1 row was" if below == 1 else f"{below:,} rows were"
-            notes.append(f"{cut} cut at a lower cap than today's; go on from there with: {self.go_on}")
+            by_source = ", ".join(f"{rows:,} of {name}" for name, rows in self.below_cap.items())
+            notes.append(f"{cut} cut at a lower cap than today's ({by_source}); go on from there with: {self.go_on}")
         if self.interrupted:
             notes.append("interrupted: run the same command again to go on where it stopped")
         notes += [f"warning: {warning}" for warning in self.warnings]
@@ -103,6 +104,7 @@ def below_cap(run: Run, caps: Mapping[str, int], counts: Mapping[str, SourceCoun
 def extend_command(run: Run, caps: Mapping[str, int]) -> str:
     """Return the command that takes every cut row to the cap of its source."""
     runs = run.folder.path.parent
-    # `extend` takes a source to the larger of its own cap and the one given: the smallest lifts none above its own
-    words = ["eagle3-data", "extend", str(run.recipe.file or run.recipe.name), "--max-new-tokens", min(caps.values())]
+    words = ["eagle3-data", "extend", str(run.recipe.file or run.recipe.name)]
+    for name, cap in caps.items():
+        words += ["--max-new-tokens", f"{name}={cap}" if len(caps) > 1 else str(cap)]
     return shlex.join(map(str, [*words, *([] if runs == Path("runs") else ["--runs", runs])]))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from support.hub_client import TestHub
+from support.hub_server import WRITER
 from support.pipeline import call, glaive_file, parquet_bytes, recipe, server, smollm2_folder
 
 ROWS = 60
@@ -155,3 +157,87 @@ def test_damaged_bytes_cost_their_own_rows_only(work: Path, url: str) -> None:
     assert "damaged" in out and (work / "runs/tried/damaged/B1_glaive" / path.name).read_bytes() == b"rotten"
     call("generate", "r.yaml", cwd=work)
     assert asked(work) == ROWS - 5 and parquet_bytes(work / "runs/tried") == kept
+
+
+def test_a_published_version_becomes_a_run_again(work: Path, url: str, tmp_path: Path) -> None:
+    """On another machine: no finished row is asked for, the cut ones go on, the files come out as they were."""
+    before = parquet_bytes(work / "runs/tried")
+    cut = cut_rows(work)
+    with TestHub(tmp_path / "hub", WRITER) as hub:
+        hub.run("publish_run", folder=str(work / "runs/tried"), repo="org/name", version="1.0.0").get()
+        shutil.rmtree(work / "runs")
+        found = hub.run("restore_run", folder=str(work / "runs/tried"), source="hf://datasets/org/name@v1.0.0").get()
+        assert found["sources"]["B1_glaive"] == {"rows": ROWS, "restored": ROWS, "damaged_rows": 0}
+        assert found["fetched_bytes"] > 0 and parquet_bytes(work / "runs/tried") == before
+        again = hub.run("restore_run", folder=str(work / "runs/tried"), source="hf://datasets/org/name@v1.0.0")
+        assert again.error == "UsageError", "a run that is there is not replaced"
+    call("check", "runs/tried", cwd=work)
+    call("generate", "r.yaml", cwd=work)
+    assert asked(work) == 0
+    call("extend", "r.yaml", "--max-new-tokens", "B1_glaive=40", cwd=work)
+    assert asked(work) == cut > cut_rows(work)
+
+
+DAMAGES = {
+    "deleted": lambda path: path.unlink(),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "overwritten": lambda path: path.write_bytes(b"\0" * path.stat().st_size),
+}
+WRITERS = (("generate", "r.yaml"), ("run", "r.yaml"), ("extend", "r.yaml", "--max-new-tokens", "40"))
+
+
+def answers(folder: Path) -> set[tuple[str, int]]:
+    """Every answer that the records or the journal of a run hold, by sample_id and its tokens."""
+    from eagle3_data.generation import Journal
+    from eagle3_data.generation.journal.index import keys_of
+
+    found: set[tuple[str, int]] = set()
+    for path in folder.glob("records/*/*.parquet"):
+        try:
+            table = pq.read_table(path, columns=["sample_id", "completion_tokens"])
+        except Exception:
+            continue
+        found |= set(zip(table["sample_id"].to_pylist(), table["completion_tokens"].to_pylist(), strict=True))
+    with Journal(folder / "journal", readonly=True) as journal:
+        names = sorted(answers.names)  # type: ignore[attr-defined]
+        positions = journal.look_up(keys_of(names))
+        tokens = journal.index.column("tokens", positions).tolist()
+        found |= {(name, count) for name, count, at in zip(names, tokens, positions, strict=True) if at >= 0}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_every_file_damaged_in_turn_times_every_command(work: Path, url: str, tmp_path: Path) -> None:
+    """No finished row is lost unless it stood only in the damaged bytes; every other answer is still there."""
+    folder = work / "runs/tried"
+    table = pq.read_table(folder / "records/B1_glaive", columns=["sample_id", "completion_tokens"])
+    answers.names = set(table["sample_id"].to_pylist())  # type: ignore[attr-defined]
+    shutil.copytree(work / "runs", tmp_path / "kept")
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    tried = 0
+    for file in files:
+        for damage in DAMAGES.values():
+            for command in (*READERS, *WRITERS, ("restore", "runs/tried")):
+                shutil.rmtree(work / "runs")
+                shutil.copytree(tmp_path / "kept", work / "runs")
+                damage(folder / file)
+                there = {name for name, _ in answers(folder)}
+                status, err = _any_status(*command, cwd=work)
+                tried += 1
+                assert "Traceback" not in err, (file, command, err)
+                assert status in (0, 1, 2, 3), (file, command, err)
+                left = {name for name, _ in answers(folder)}
+                assert left >= there, (file, command, len(there - left), err)
+    print(f"{tried} cases: {len(files)} files, {len(DAMAGES)} damages, {len(READERS) + len(WRITERS) + 1} commands")
+
+
+def _any_status(*arguments: str, cwd: Path) -> tuple[int, str]:
+    import contextlib
+    import io
+
+    from eagle3_data import cli
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        return cli.main([*arguments]), err.getvalue()

@@ -167,3 +167,10 @@ def fetch_recipe(url: str) -> str:
 def missing_prompts(folder: str, repo: str) -> dict[str, int]:
     """Compare a run's prompts with a version."""
     return versions.missing_prompts(RunFolder(folder), repo)
+
+
+def restore_run(folder: str, source: str) -> dict[str, Any]:
+    """Bring a published version into a run folder."""
+    from eagle3_data.pipeline.restore import restore
+
+    return restore(Path(folder), source=source).to_dict()

@@ -6,13 +6,14 @@ imported only here and only when a figure is wanted. The same report gives the s
 
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from eagle3_data.errors import UsageError
+from eagle3_data.lengths.reading import MEASURES
 from eagle3_data.lengths.report import WHOLE, LengthReport
 from eagle3_data.lengths.statistics.censoring import Curve, band
 from eagle3_data.lengths.statistics.distribution import Floats, LengthCounts
@@ -65,6 +66,31 @@ def figures(report: LengthReport) -> "dict[str, Callable[[], Figure]]":
     if report.values[WHOLE]["tokens"]["reasoning"]:
         drawn["reasoning_histogram"] = lambda: histogram(report, "reasoning")
     return drawn
+
+
+def draw(report: LengthReport, source: str | None, measure: str) -> "Figure":
+    """Draw the lengths of one source, or of each.
+
+    Raises:
+        UsageError: no such source or measure, no rows of it, or matplotlib is not installed.
+    """
+    figures(report)
+    if measure not in MEASURES:
+        raise UsageError(f"{measure!r} is no measure; they are {', '.join(MEASURES)}")
+    sources = report.sources if source is None else [source]
+    if source is not None and source not in report.sources:
+        raise UsageError(f"{source!r} is no source of these records; they hold {', '.join(report.sources)}")
+    if not any(report.counts[name, measure].rows for name in sources):
+        raise UsageError(f"no {measure} lengths of {source or 'any source'} to draw")
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        figure = histogram(report, measure, sources)
+        # a notebook shows it whether or not pyplot, which takes over its display, was imported
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=110)
+        setattr(figure, "_repr_png_", buffer.getvalue)  # noqa: B010
+        return figure
 
 
 def write_figures(report: LengthReport, folder: Path) -> list[Path]:
@@ -125,10 +151,11 @@ def _percent_axis(axes: "Axes") -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y * 100:.3g} %"))
 
 
-def histogram(report: LengthReport, measure: str) -> "Figure":
+def histogram(report: LengthReport, measure: str, among: Sequence[str] | None = None) -> "Figure":
     """Draw the recorded lengths of each source on a log scale, the cap marked and the cut rows hatched."""
     colours = _colours(report)
-    sources = [name for name in report.sources if report.counts[name, measure].rows]
+    wanted = report.sources if among is None else among
+    sources = [name for name in wanted if report.counts[name, measure].rows]
     figure, panels = _panels(len(sources), 1.7)
     longest = max(report.counts[name, measure].extreme(-1) for name in sources)
     shortest = min(report.counts[name, measure].extreme(0) for name in sources)
