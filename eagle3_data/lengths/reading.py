@@ -22,6 +22,7 @@ from eagle3_data.manifest import Manifest
 from eagle3_data.outcome import FINISH_REASONS, of_reason, reasons
 from eagle3_data.run_folder import RunFolder
 
+WHOLE: Final = "whole"  # what all sources together are called
 MEASURES: Final = ("prompt", "completion", "reasoning", "answer")
 _SCALARS: Final = (
     "source",

@@ -15,7 +15,7 @@ import datasets
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.lengths import reading, summary
 from eagle3_data.lengths.advice import advise
-from eagle3_data.lengths.reading import MEASURES, SourceTally, Unfinished
+from eagle3_data.lengths.reading import MEASURES, WHOLE, SourceTally, Unfinished
 from eagle3_data.lengths.running import read_journal
 from eagle3_data.lengths.statistics.censoring import Curve, SourceCurve
 from eagle3_data.lengths.statistics.clusters import INDEPENDENT
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMAT: Final = 1
-WHOLE: Final = "whole"
 DEFAULT_TARGET: Final = 0.01
 
 
@@ -88,9 +87,9 @@ class LengthReport:
 
     def _repr_html_(self) -> str:
         """Return the compact tables, for a notebook."""
-        from eagle3_data.lengths.views.page import render_tables
+        from eagle3_data.lengths.views.notebook import render_tables
 
-        return render_tables(self)
+        return render_tables(self.values)
 
     def write(self, path: Path) -> None:
         """Write `lengths.json`, whole or not at all."""

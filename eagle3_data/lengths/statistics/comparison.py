@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from eagle3_data.errors import UsageError
-from eagle3_data.lengths.reading import MEASURES
-from eagle3_data.lengths.report import WHOLE, LengthReport
+from eagle3_data.lengths.reading import MEASURES, WHOLE
+from eagle3_data.lengths.report import LengthReport
 from eagle3_data.lengths.statistics.censoring import SourceCurve
 from eagle3_data.lengths.statistics.distribution import Floats, Ints, LengthCounts, merge
 from eagle3_data.lengths.statistics.intervals import rounded

@@ -1,6 +1,6 @@
 """The figures of a length report: histograms, survival curves, the mixture by rows and by tokens.
 
-Goes in: a `LengthReport`. Comes out: matplotlib figures, PNG files for the card, SVG for the page. matplotlib is
+Goes in: a `Drawable`. Comes out: matplotlib figures, PNG files for the card, SVG for the page. matplotlib is
 imported only here and only when a figure is wanted. The same report gives the same bytes.
 """
 
@@ -8,15 +8,15 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from eagle3_data.errors import UsageError
-from eagle3_data.lengths.reading import MEASURES
-from eagle3_data.lengths.report import WHOLE, LengthReport
+from eagle3_data.lengths.reading import MEASURES, WHOLE
 from eagle3_data.lengths.statistics.censoring import Curve, band
 from eagle3_data.lengths.statistics.distribution import Floats, LengthCounts
+from eagle3_data.lengths.statistics.tail import TailModel
 from eagle3_data.lengths.views import wording
 from eagle3_data.lengths.views.tables import MEASURE_TITLES
 from eagle3_data.run_folder import atomic_file
@@ -45,7 +45,22 @@ _WIDTH: Final = 5.4  # inches; wider figures have letters too small for a phone
 _BINS: Final = 48
 
 
-def figures(report: LengthReport) -> "dict[str, Callable[[], Figure]]":
+class Drawable(Protocol):
+    """What figures need of a `LengthReport`; its fields have their meaning there."""
+
+    @property
+    def values(self) -> dict[str, Any]: ...
+    @property
+    def counts(self) -> dict[tuple[str, str], LengthCounts]: ...
+    @property
+    def curves(self) -> dict[tuple[str, str], Curve]: ...
+    @property
+    def tails(self) -> dict[str, TailModel]: ...
+    @property
+    def sources(self) -> list[str]: ...
+
+
+def figures(report: Drawable) -> "dict[str, Callable[[], Figure]]":
     """Return name -> a function that draws that figure; none where there are no records to draw.
 
     Raises:
@@ -68,7 +83,7 @@ def figures(report: LengthReport) -> "dict[str, Callable[[], Figure]]":
     return drawn
 
 
-def draw(report: LengthReport, source: str | None, measure: str) -> "Figure":
+def draw(report: Drawable, source: str | None, measure: str) -> "Figure":
     """Draw the lengths of one source, or of each.
 
     Raises:
@@ -93,7 +108,7 @@ def draw(report: LengthReport, source: str | None, measure: str) -> "Figure":
         return figure
 
 
-def write_figures(report: LengthReport, folder: Path) -> list[Path]:
+def write_figures(report: Drawable, folder: Path) -> list[Path]:
     """Write every figure as `folder`/<name>.png, each whole or not at all, and return the paths."""
     drawn = figures(report)
     import matplotlib
@@ -107,7 +122,7 @@ def write_figures(report: LengthReport, folder: Path) -> list[Path]:
     return paths
 
 
-def svg_uris(report: LengthReport) -> dict[str, str]:
+def svg_uris(report: Drawable) -> dict[str, str]:
     """Return name -> the figure as a data URI (SVG), to be shown without network."""
     drawn = figures(report)
     import matplotlib
@@ -121,7 +136,7 @@ def svg_uris(report: LengthReport) -> dict[str, str]:
     return uris
 
 
-def _colours(report: LengthReport) -> dict[str, str]:
+def _colours(report: Drawable) -> dict[str, str]:
     return {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(report.sources)}
 
 
@@ -151,7 +166,7 @@ def _percent_axis(axes: "Axes") -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y * 100:.3g} %"))
 
 
-def histogram(report: LengthReport, measure: str, among: Sequence[str] | None = None) -> "Figure":
+def histogram(report: Drawable, measure: str, among: Sequence[str] | None = None) -> "Figure":
     """Draw the recorded lengths of each source on a log scale, the cap marked and the cut rows hatched."""
     colours = _colours(report)
     wanted = report.sources if among is None else among
@@ -202,7 +217,7 @@ def _bars(axes: "Axes", counts: LengthCounts, edges: Floats, colour: str) -> Non
         axes.stairs(top, edges, baseline=ended, fill=True, facecolor="#F5D5D0", edgecolor=_CUT, hatch="////")
 
 
-def survival(report: LengthReport) -> "Figure":
+def survival(report: Drawable) -> "Figure":
     """Draw the share of completions longer than each length, with pointwise bands, as far as the caps let one see."""
     figure, (axes,) = _panels(1, 3.6)
     colours = _colours(report)
@@ -247,7 +262,7 @@ def _curve_points(curve: Curve) -> tuple[Floats, Floats, Floats, Floats]:
     return at.astype(float), curve.survival(at), low, high
 
 
-def mixture(report: LengthReport) -> "Figure":
+def mixture(report: Drawable) -> "Figure":
     """Draw each source's share of the rows beside its share of the tokens."""
     figure, (axes,) = _panels(1, 1.7)
     colours = _colours(report)

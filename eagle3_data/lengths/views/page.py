@@ -26,13 +26,6 @@ _CAPTIONS: Final = {
     "reasoning_histogram": "Reasoning lengths; hatched rows were cut while thinking",
     "prompt_histogram": "Prompt lengths",
 }
-_FRAGMENT: Final = """{% for table in tables %}
-<table><caption>{{ table.title }}</caption>
-<thead><tr>{% for column in table.columns %}<th>{{ column }}</th>{% endfor %}</tr></thead>
-<tbody>{% for row in table.rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody>
-</table>
-{% endfor %}
-<ul>{% for sentence in sentences %}<li>{{ sentence }}</li>{% endfor %}</ul>"""
 _VERDICTS: Final = {
     "enough": "cap is enough",
     "likely": "cap is likely enough",
@@ -69,16 +62,6 @@ def render_page(report: LengthReport, title: str = "Lengths", comparison: Compar
         wording=wording,
         # A "<" in a name could end the block, or begin something else.
         data=json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
-    )
-
-
-def render_tables(report: LengthReport) -> str:
-    """Return the compact tables and what they say as an HTML fragment, for a notebook."""
-    values = report.to_dict()
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
-    sentences = [words for section in values["sources"].values() for words in section["advice"]["words"]]
-    return environment.from_string(_FRAGMENT).render(
-        tables=[_table(table) for table in compact_tables(values)], sentences=[*values["remarks"], *sentences]
     )
 
 
