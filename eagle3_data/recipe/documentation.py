@@ -1,7 +1,7 @@
-"""What the models of a recipe say of themselves: the JSON Schema for editors, and the key table of the README.
+"""What the models of a recipe say of themselves: the JSON Schema for editors, and the key table of cards/recipe.md.
 
-Goes in: the models. Comes out: a schema, a table; `python -m eagle3_data.recipe.documentation README.md` brings the
-table in a file up to date, between its two markers.
+Goes in: the models. Comes out: a schema, a table; `python -m eagle3_data.recipe.documentation cards/recipe.md` brings
+the table in a file up to date, between its two markers.
 """
 
 import re
@@ -15,7 +15,7 @@ from eagle3_data.recipe.models import Recipe
 from eagle3_data.recipe.source_entry import SourceSpec, model_of
 from eagle3_data.validation import Strict
 
-BEGIN: Final = "<!-- recipe keys: made by `python -m eagle3_data.recipe.documentation README.md` -->"
+BEGIN: Final = "<!-- recipe keys: made by `python -m eagle3_data.recipe.documentation cards/recipe.md` -->"
 END: Final = "<!-- end of recipe keys -->"
 _WORDS: Final = {
     "boolean": "true or false",

@@ -13,7 +13,7 @@ from eagle3_data import cli
 from eagle3_data.recipe import documentation, parse_recipe, shipped_recipes
 from eagle3_data.recipe.reading import _shipped_folder
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "cards" / "recipe.md"
 RIGHT = """\
 name: x
 engine: {urls: "http://a:1"}
@@ -41,10 +41,12 @@ def validator() -> Any:
     return jsonschema.Draft202012Validator(schema)
 
 
-def test_the_readme_has_the_table_of_every_key() -> None:
-    text = README.read_text()
+def test_the_guide_has_the_table_of_every_key() -> None:
+    text = GUIDE.read_text()
     assert documentation.BEGIN in text
-    assert documentation.with_key_table(text) == text, "run: python -m eagle3_data.recipe.documentation README.md"
+    assert documentation.with_key_table(text) == text, (
+        "run: python -m eagle3_data.recipe.documentation cards/recipe.md"
+    )
 
 
 def test_every_key_says_what_it_means() -> None:
