@@ -75,8 +75,8 @@ def foreign_text(value: object, limit: int = _LIMIT) -> str:
     # Secrets go after the invisible characters that could split them, and before the bound that could cut them.
     text = "".join(char if char.isprintable() else " " if char.isspace() else "" for char in text).strip()
     forms = [form for secret in secrets_in_use() for form in _protected.get(secret) or _forms(secret)]
-    for form in sorted(forms, key=len, reverse=True):
-        text = text.replace(form, MASK)
+    if forms:  # in one pass: a secret that occurs in the mask's own words must not be masked again
+        text = re.sub("|".join(map(re.escape, sorted(forms, key=len, reverse=True))), MASK, text)
     if not whole and forms:  # its end may hold the beginning of a secret
         text = text[: -max(map(len, forms))]
     return text if whole and len(text) <= limit else f"{text[: max(0, limit - 1)]}…"

@@ -93,3 +93,9 @@ def test_a_file_that_holds_a_secret_is_found() -> None:
     assert holds_secret(json.dumps([CANARY]).encode())
     assert holds_secret(b"token=hf_CanaryOfTheHub")
     assert not holds_secret(b"nothing of the kind")
+
+
+def test_a_secret_that_occurs_in_the_mask_is_masked_once() -> None:
+    protect("secret")
+    protect("s3cr3t-key")
+    assert foreign_text("Bearer s3cr3t-key and secret") == f"Bearer {MASK} and {MASK}"

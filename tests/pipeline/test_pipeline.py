@@ -200,6 +200,10 @@ def test_progress_in_json_is_json_alone(tokenizer: Path, data: Path, tmp_path: P
         _, err = process.communicate(timeout=60)
         lines = [json.loads(line) for line in err.splitlines()]
         assert any(line.get("level") == "warning" and "damaged bytes" in line["message"] for line in lines), err
+        assert lines[-1]["level"] == "error" and "`eagle3-data restore runs/tried`" in lines[-1]["message"], err
+        call("restore", "runs/tried", cwd=tmp_path)
+        _, err = call("generate", path, "--progress", "json", cwd=tmp_path)
+        lines = [json.loads(line) for line in err.splitlines()]
         assert lines[-1]["finished"] and lines[-1]["sources"]["B1_glaive"]["done"] == 21, err
     recipe(path, url, tokenizer, data, rows=22)
     _, err = call("generate", path, "--progress", "json", cwd=tmp_path, status=3)
