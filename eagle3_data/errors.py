@@ -17,10 +17,13 @@
         ├── DiskFull
         └── RunLocked              another process works on the same run folder
 
-A message is one sentence that names the file, row or field, and what mends it.
+A message is one sentence that names the file, row or field, and how to fix it.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+INTERRUPTED: Final = 130  # the exit status of a command that Ctrl-C ended
+INTERRUPTED_TEXT: Final = "interrupted; run the same command again to go on where it stopped"
 
 
 class Eagle3DataError(Exception):

@@ -22,7 +22,7 @@ FOUNDATIONS = {
     "sampling",
     "source_names",
 }
-ENTRY_POINTS = {"recipe", "pipeline", "cli", "progress", "__main__"}
+ENTRY_POINTS = {"recipe", "pipeline", "arguments", "cli", "progress", "__main__"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import eagle3_data
-from eagle3_data import cli
+from eagle3_data import arguments
 
 ROOT = Path(eagle3_data.__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -17,7 +17,7 @@ PACKAGE = ROOT / "eagle3_data"
 
 
 def _commands() -> list[str]:
-    actions = cli._parser()._actions
+    actions = arguments.parser()._actions
     return [name for action in actions if isinstance(action, argparse._SubParsersAction) for name in action.choices]
 
 

@@ -158,13 +158,16 @@ class GenerationRun:
             return
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.getsignal(number) for number in numbers}
         for number in numbers:
             loop.add_signal_handler(number, self.interrupt)
         try:
             yield
         finally:
-            for number in numbers:
+            for number, handler in before.items():
                 loop.remove_signal_handler(number)
+                # the loop puts Python's own handler back, whatever there was
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     async def _work(self) -> None:
         renderer = threading.Thread(target=self._render, name="render", daemon=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.dataset as pds
 
+from eagle3_data.errors import INTERRUPTED
 from eagle3_data.generation.records.writer import SourceCounts
 from eagle3_data.outcome import reasons
 from eagle3_data.pipeline.opening import Run
@@ -43,7 +44,7 @@ class Generated:
     @property
     def exit_status(self) -> int:
         """0 when every row has its answer, 1 when some failed, 130 when interrupted."""
-        return 130 if self.interrupted else int(self.failed > 0)
+        return INTERRUPTED if self.interrupted else int(self.failed > 0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts, ready for JSON."""

@@ -82,7 +82,7 @@ def recipe(path: Path, url: str, tokenizer: Path, data: Path, **entries: Any) ->
 def command(*arguments: str | Path, cwd: Path) -> "subprocess.Popen[str]":
     """Start the command line."""
     return subprocess.Popen(
-        [sys.executable, "-m", "eagle3_data.cli", *map(str, arguments)],
+        [sys.executable, "-m", "eagle3_data", *map(str, arguments)],
         cwd=cwd,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
