@@ -10,6 +10,7 @@ from typing import Any
 from eagle3_data.check.check import CheckReport, check
 from eagle3_data.errors import UsageError
 from eagle3_data.lengths import LengthReport
+from eagle3_data.pipeline.ending import ending
 from eagle3_data.pipeline.existing import target_of
 from eagle3_data.pipeline.generate import generate_locked
 from eagle3_data.pipeline.generated import Generated
@@ -25,6 +26,7 @@ class Finished:
 
     prepared: Prepared
     generated: Generated
+    recipe: str  # how the user names it
     checked: CheckReport | None = None
     lengths: LengthReport | None = None
     card: Path | None = None
@@ -49,22 +51,9 @@ class Finished:
         }
 
     def to_text(self) -> str:
-        """Return what each stage says, and where the results lie."""
-        folder = self.generated.folder
-        parts = [self.prepared.to_text(), self.generated.to_text()]
-        if self.checked is not None:
-            parts.append(self.checked.to_text())
-        if self.lengths is not None:
-            parts.append(self.lengths.to_text())
-        if self.published is not None:
-            parts.append(self.published.to_text())
-        if self.card is not None:
-            name = next(iter(self.generated.counts), "default")
-            parts.append(
-                f"records: {folder / 'records'}\nlengths: {folder / 'lengths.json'} and {folder / 'lengths.html'}\n"
-                f'card:    {self.card}\nload it: datasets.load_dataset("{folder}", "{name}", split="train")'
-            )
-        return "\n\n".join(parts)
+        """Return what was made, what is wrong with it and what to do next, in ten lines at most."""
+        sections = self.lengths.to_dict()["sources"] if self.lengths else {}
+        return ending(self.prepared, self.generated, self.checked, sections, self.card, self.published, self.recipe)
 
 
 def run(run: Run) -> Finished:
@@ -82,7 +71,7 @@ def run(run: Run) -> Finished:
         prepared = prepare_locked(run, again=False)
         generated = generate_locked(run)
         if generated.interrupted or not any(counts.records for counts in generated.counts.values()):
-            return Finished(prepared, generated)
+            return Finished(prepared, generated, recipe_words(recipe))
         checked = check(folder)
         lengths = describe(folder, recipe=recipe_words(recipe))
         target = target_of(folder, trust_remote_code=recipe.target is not None and recipe.target.trust_remote_code)
@@ -101,4 +90,4 @@ def run(run: Run) -> Finished:
             private=recipe.publish.private or None,
             target=target,
         )
-    return Finished(prepared, generated, checked, lengths, card, published)
+    return Finished(prepared, generated, recipe_words(recipe), checked, lengths, card, published)

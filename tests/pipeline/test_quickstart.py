@@ -32,7 +32,7 @@ sources:
 @pytest.mark.timeout(900)
 def test_the_quickstart_runs_and_loads(tmp_path: Path) -> None:
     out, _ = call("run", "quickstart", cwd=tmp_path)
-    for name in ("records", "lengths.json", "README.md"):
+    for name in ("records", "lengths.html", "README.md"):
         assert str(Path("runs/quickstart") / name) in out
     whole = 0
     for spec in load_recipe("quickstart").sources:
