@@ -110,17 +110,20 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from eagle3_data.pipeline import plan as planning
+    from eagle3_data.pipeline.plan import plan
 
-    result = planning.plan(_run(options))
+    result = plan(_run(options))
     _print(result.to_dict(), result.to_text, options)
+    if result.trouble:
+        sys.stdout.flush()
+        _report(f"budgets are not known, because no server was asked: {result.trouble}", options.progress == "json")
     return 0
 
 
 def _pilot(options: argparse.Namespace) -> int:
-    from eagle3_data.pipeline import plan as planning
+    from eagle3_data.pipeline.pilot import pilot
 
-    result = planning.pilot(_run(options), rows=options.rows, high_cap=options.high_cap)
+    result = pilot(_run(options), rows=options.rows, high_cap=options.high_cap)
     _print(result.to_dict(), result.to_text, options)
     return 0
 

@@ -87,3 +87,10 @@ def _forms(secret: str) -> tuple[str, ...]:
     encoded = (quote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1])
     basic = (base64.b64encode(secret.encode()).decode().rstrip("="),)
     return tuple(dict.fromkeys((secret, *encoded, *basic)))
+
+
+def visible(text: str) -> str:
+    """Return text in which a terminal finds nothing to obey: control characters are written out, but for line ends."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
+    )

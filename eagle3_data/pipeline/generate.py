@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -341,11 +342,22 @@ def check_servers(recipe: Recipe, target: Target, urls: Sequence[str] = ()) -> S
     async def check() -> list[ServerInfo]:
         length, proxy = recipe.engine.context_length, recipe.engine.proxy
         return [
-            await check_server(url, target, api_key, context_length=length, proxy=proxy)
+            await check_server(url, target, api_key, context_length=length, proxy=proxy, served=_served(recipe))
             for url in urls or recipe.engine.urls
         ]
 
     return asyncio.run(check())[0]
+
+
+def _served(recipe: Recipe) -> list[str]:
+    """What a server is started with: a folder by its whole path, for the server may be started anywhere."""
+    if recipe.target is None:
+        return []
+    model = recipe.target.model
+    words = [str(Path(model).resolve()) if Path(model).is_dir() else model]
+    if recipe.target.revision:
+        words += ["--revision", recipe.target.revision]
+    return words + (["--trust-remote-code"] if recipe.target.trust_remote_code else [])
 
 
 def _engine(recipe: Recipe, facts: ServerInfo) -> Engine:

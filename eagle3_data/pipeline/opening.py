@@ -73,6 +73,20 @@ def load_target(recipe: Recipe, *, thinking: bool | None = None) -> Target:
     )
 
 
+def source_targets(recipe: Recipe, target: Target) -> dict[str, Target]:
+    """Return the target of each source: the recipe's, under the thinking of that source.
+
+    Raises:
+        TargetError: the template has no switch for the thinking that a source asks for.
+    """
+    targets: dict[bool | None, Target] = {recipe.target.thinking if recipe.target else None: target}
+    for spec in recipe.sources:
+        thinking = recipe.thinking_of(spec)
+        if thinking not in targets:
+            targets[thinking] = load_target(recipe, thinking=thinking)
+    return {spec.name: targets[recipe.thinking_of(spec)] for spec in recipe.sources}
+
+
 def source_settings(recipe: Recipe, target: Target) -> dict[str, SourceSettings]:
     """Return how each source is asked.
 
@@ -81,18 +95,13 @@ def source_settings(recipe: Recipe, target: Target) -> dict[str, SourceSettings]
         target: the recipe's own, for the sources that think as it does.
 
     Raises:
-        TargetError: the template has no switch for the thinking that a source asks for.
+        TargetError: see `source_targets`.
     """
-    targets: dict[bool | None, Target] = {recipe.target.thinking if recipe.target else None: target}
-    settings = {}
-    for spec in recipe.sources:
-        thinking = recipe.thinking_of(spec)
-        if thinking not in targets:
-            targets[thinking] = load_target(recipe, thinking=thinking)
-        settings[spec.name] = SourceSettings(
-            spec.samples, recipe.sampling_of(spec), targets[thinking], spec.tool_results
-        )
-    return settings
+    targets = source_targets(recipe, target)
+    return {
+        spec.name: SourceSettings(spec.samples, recipe.sampling_of(spec), targets[spec.name], spec.tool_results)
+        for spec in recipe.sources
+    }
 
 
 def source_identity(recipe: Recipe, settings: Mapping[str, SourceSettings]) -> dict[str, Any]:

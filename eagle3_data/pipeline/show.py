@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eagle3_data.errors import DataError, UsageError
+from eagle3_data.foreign_text import visible
 from eagle3_data.outcome import FINISH_REASONS
 from eagle3_data.pipeline.existing import target_of
 from eagle3_data.publishing.records import Records, open_records
@@ -66,13 +67,6 @@ def show(dataset: str, wanted: Wanted, *, tokenizer: str = "", trust_remote_code
             left -= 1
         if not left:
             return
-
-
-def visible(text: str) -> str:
-    """Return text in which a terminal finds nothing to obey: control characters are written out, but for line ends."""
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 def _matching(table: pa.Table, wanted: Wanted) -> pa.Table:

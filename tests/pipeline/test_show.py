@@ -8,7 +8,8 @@ from support.shared import SHARED
 
 from eagle3_data import cli
 from eagle3_data.errors import DataError, UsageError
-from eagle3_data.pipeline.show import Wanted, show, visible
+from eagle3_data.foreign_text import visible
+from eagle3_data.pipeline.show import Wanted, show
 from eagle3_data.run_folder import RunFolder
 
 TOKENIZER = SHARED / "tokenizers" / "smollm2"

@@ -60,10 +60,13 @@ async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | Non
         ) from error
     except TooLarge as error:
         raise EngineError(f"{url}: {error}; engine.urls wants the root of an SGLang server") from None
+    except aiohttp.ClientSSLError as error:
+        raise EngineUnavailable(
+            f"{url}: no TLS is spoken there ({_reason(error)}); write http:// in engine.urls for a server without TLS"
+        ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise EngineUnavailable(
-            f"{url}: nothing answers ({foreign_text(error, 200) or type(error).__name__}); start the server or "
-            "correct engine.urls"
+            f"{url}: nothing answers ({_reason(error)}); start the server or correct engine.urls"
         ) from error
     check_access(url, reply.status, body)
     if reply.status in (502, 503, 504):
@@ -75,6 +78,13 @@ async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | Non
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def _reason(error: BaseException) -> str:
+    """What the system says; aiohttp's own words speak of ssl where there is none."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    words = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return foreign_text(words, 200) or type(error).__name__
 
 
 def check_access(url: str, status: int, body: bytes) -> None:

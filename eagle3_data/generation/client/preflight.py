@@ -9,6 +9,7 @@ nats a token: its own ids −1.4 (shifted −11.0); ids of Qwen3 −13.6 (−11.
 """
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -79,10 +80,11 @@ class ServerInfo:
     evidence: str
 
 
-def launch_command(model: str, url: str) -> str:
-    """Return the command that starts SGLang with `model` where `url` points."""
-    port = urlsplit(url).port or 30000
-    return f"python -m sglang.launch_server --model-path {model} --port {port} --skip-tokenizer-init"
+def launch_command(model: Sequence[str], url: str) -> str:
+    """Return the command that starts SGLang where `url` points; `model` is its path or id, then its flags."""
+    port = str(urlsplit(url).port or 30000)
+    words = ["python", "-m", "sglang.launch_server", "--model-path", *model, "--port", port, "--skip-tokenizer-init"]
+    return shlex.join(words)
 
 
 async def check_server(
@@ -93,6 +95,7 @@ async def check_server(
     *,
     context_length: int | None = None,
     proxy: str | None = None,
+    served: Sequence[str] = (),
 ) -> ServerInfo:
     """Ask the server at `url` what it is, and compare its model with the target.
 
@@ -103,6 +106,7 @@ async def check_server(
         session: one to use instead of a new one; then it carries the key itself.
         context_length: in place of what the server reports, for a router that hides it.
         proxy: URL of an HTTP proxy; the environment's HTTP(S)_PROXY are ignored.
+        served: path or id of the model, and flags, for the launch command in a message; the target's name if empty.
 
     Raises:
         EngineUnavailable: nothing answers there; the message gives the launch command.
@@ -114,12 +118,12 @@ async def check_server(
     if session is None:
         server_url(url)
         async with open_session(api_key, proxy) as own:
-            return await check_server(url, target, None, own, context_length=context_length)
+            return await check_server(url, target, None, own, context_length=context_length, served=served)
     name = str(target.identity().get("model", ""))
     try:
         facts = await fetch_facts(session, url, context_length)
     except EngineUnavailable as error:
-        raise EngineUnavailable(f"{error}; to start one: {launch_command(name, url)}") from error
+        raise EngineUnavailable(f"{error}; to start one: {launch_command(served or [name], url)}") from error
     evidence = await compare_texts(session, facts, target)
     checked_by = "tokenize"
     if evidence is None:

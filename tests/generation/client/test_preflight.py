@@ -156,6 +156,21 @@ def test_nothing_listening() -> None:
     with pytest.raises(EngineUnavailable) as caught:
         asyncio.run(check_server(f"http://127.0.0.1:{port}", FakeTarget()))
     assert f"sglang.launch_server --model-path org/target --port {port}" in str(caught.value)
+    assert "ssl" not in str(caught.value)
+    served = ["/models/my target", "--trust-remote-code"]
+    with pytest.raises(EngineUnavailable, match=r"--model-path '/models/my target' --trust-remote-code --port"):
+        asyncio.run(check_server(f"http://127.0.0.1:{port}", FakeTarget(), served=served))
+
+
+def test_https_for_a_server_without_tls() -> None:
+    async def run() -> None:
+        async with await asyncio.start_server(
+            lambda r, w: w.write(b"HTTP/1.1 400 Bad\r\n\r\n"), "127.0.0.1", 0
+        ) as plain:
+            await check_server(f"https://127.0.0.1:{plain.sockets[0].getsockname()[1]}", FakeTarget())
+
+    with pytest.raises(EngineUnavailable, match=r"no TLS is spoken there .*write http:// in engine\.urls"):
+        asyncio.run(run())
 
 
 def test_a_page_of_the_server_instead_of_its_root() -> None:
