@@ -31,6 +31,10 @@ class Eagle3DataError(Exception):
 
     exit_status: ClassVar[int] = 1
 
+    def __str__(self) -> str:
+        """Return the message without control characters: names of files and fields in it are other people's."""
+        return "".join(char for char in super().__str__() if char.isprintable() or char in "\n\t")
+
 
 class UsageError(Eagle3DataError):
     """What was asked for cannot be done as it is written."""

@@ -20,9 +20,9 @@ import datasets
 from eagle3_data.errors import SourceError
 from eagle3_data.schema import PROMPT_FEATURES, content_hash
 from eagle3_data.source_names import code_hash
-from eagle3_data.sources.columns import BadRow, Column, fault, unpacked
-from eagle3_data.sources.dialogue import STRUCTURAL, TURN_POLICIES, Dialogue, Prompt, Reject, prompts
-from eagle3_data.sources.reading import Wanted, read_rows, suffix_of
+from eagle3_data.sources.columns import BadRow, Column, Wanted, fault, unpacked
+from eagle3_data.sources.dialogue import STRUCTURAL, TURN_POLICIES, Dialogue, Prompt, Reject, excerpt, prompts
+from eagle3_data.sources.reading import read_rows, suffix_of
 from eagle3_data.sources.script import Script
 from eagle3_data.sources.upstream import SourceFile, file_revision, hub_files, pinned_files
 
@@ -229,7 +229,7 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                     yield from held
                     held = []
         except SourceError as error:
-            raise SourceError(f"{cls.INFO.name}: {error}{cls._advice(config)}") from error
+            raise SourceError(f"{cls.INFO.name}: {excerpt(error, 1000)}{cls._advice(config)}") from error
         if held:
             raise cls.not_this_source(name, held, config)
 
@@ -240,7 +240,7 @@ class SourceBuilder(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         assert reject is not None
         count = f"the first {len(held)} rows" if len(held) > 1 else "its row"
         return SourceError(
-            f"{cls.INFO.name}: {name}: {count} cannot be read, row {held[0].row}: {reject.reason}, "
+            f"{cls.INFO.name}: {excerpt(name)}: {count} cannot be read, row {held[0].row}: {reject.reason}, "
             f"{reject.detail}{cls._advice(config)}"
         )
 

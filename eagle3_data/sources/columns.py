@@ -10,18 +10,26 @@ A null that was written where other rows of the column set the key is dropped wi
 two apart; JSON, in all its forms, keeps every null.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
+from eagle3_data.errors import SourceError
 from eagle3_data.sources.dialogue import excerpt, strict_json
 
 _SHOWN: Final = 12
 _JSON_TYPE: Final = "arrow.json"
+# Far above what is real: the longest rows known are agents' trajectories of about 2 MB.
+LARGEST_ROW: Final = 1 << 26  # bytes, or characters of JSON
+MOST_EXPANSION: Final = 1000  # of a compressed file, once it has given more than a gigabyte
 Decoder = Callable[[Any], Any]
+Numbers = npt.NDArray[np.integer[Any]]
+Wanted = Numbers | None  # ascending row numbers of a file, or all rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,19 @@ class BadRow:
 
     reason: str
     detail: str
+
+
+Rows = Iterator[tuple[int, "dict[str, Any] | BadRow"]]
+
+
+def row_too_long(name: str, number: int) -> SourceError:
+    """Return the error for a row above the bound."""
+    return SourceError(f"{name}: row {number} is longer than {LARGEST_ROW >> 20} MiB, the most that a row may hold")
+
+
+def expands(name: str) -> SourceError:
+    """Return the error for a compressed file that gives far more than its size."""
+    return SourceError(f"{name}: expands to more than {MOST_EXPANSION} times its size; not read further")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +162,8 @@ _ARROW: Final[dict[str, Callable[[pa.DataType], bool]]] = {
 def schema_fault(schema: pa.Schema, columns: Sequence[Column]) -> str:
     """Return what is wrong with the schema of a Parquet file, "" if nothing is."""
     for column in columns:
+        if len(schema.get_all_field_indices(column.name)) > 1:
+            return f"column '{column.name}' occurs twice; rename one of them"
         index = schema.get_field_index(column.name)
         if not column.required:
             continue

@@ -18,6 +18,7 @@ import datasets
 import fsspec  # type: ignore[import-untyped]
 
 from eagle3_data.errors import HubError, SourceError
+from eagle3_data.sources.dialogue import excerpt
 from eagle3_data.sources.reading import SUFFIXES, suffix_of
 
 SAMPLES: Final = Path(__file__).parent / "samples"
@@ -73,8 +74,9 @@ def file_revision(path: str) -> str:
         with fsspec.open(path, "rb") as file:
             while piece := file.read(1 << 20):
                 digest.update(piece)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (OSError, ValueError, ImportError) as error:  # a URL of an unknown kind too
+        reason = excerpt(getattr(error, "strerror", None) or error)
+        raise SourceError(f"{excerpt(path)}: cannot be read ({reason}); correct data_files") from error
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -113,7 +115,11 @@ def local_files(name: str, data_files: Any, split: str = "") -> list[str]:
     for pattern in patterns:
         if not isinstance(pattern, str | os.PathLike):
             raise SourceError(f"{name}: data_files holds {pattern!r}, expected a path")
-        found.extend(_matching(name, os.fspath(pattern)))
+        try:
+            found.extend(_matching(name, os.fspath(pattern)))
+        except (OSError, RuntimeError, ValueError, NotImplementedError) as error:  # a path or URL that cannot be one
+            reason = excerpt(getattr(error, "strerror", None) or error)
+            raise SourceError(f"{name}: {excerpt(pattern)}: {reason}; correct data_files") from error
     return list(dict.fromkeys(found))
 
 

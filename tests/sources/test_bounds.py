@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eagle3_data.errors import SourceError
-from eagle3_data.sources import draw, reading
+from eagle3_data.sources import columns, draw, json_array, parquet, reading
 
 MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
 
@@ -74,7 +75,8 @@ def a_repeated_value(path: Path) -> Path:
 def test_a_small_file_that_holds_gigabytes(
     make: Callable[[Path], Path], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_LARGEST_ROW", 1 << 22)  # the real bound is 64 MiB: the same, but slower to test
+    for module in (columns, json_array, parquet, reading):  # the real bound is 64 MiB: the same, but slower to test
+        monkeypatch.setattr(module, "LARGEST_ROW", 1 << 22)
     path = make(tmp_path)
     assert path.stat().st_size < 2_000_000
     source = ("B8_sweagent", "traj") if ".traj" in path.name else ("chat", "default")
@@ -108,12 +110,17 @@ except SourceError as error:
     assert int(mebibytes) < 1200  # 35 GB were they decoded at once
 
 
-def test_a_file_that_expands_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.jsonl.gz"
+@pytest.mark.parametrize(
+    ("name", "before", "after"), [("a.jsonl.gz", b"", b""), ("a.json.gz", b"[", b"]"), ("a.json.gz", b"", b"")]
+)
+def test_a_file_that_expands_without_end(
+    name: str, before: bytes, after: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / name
     row = json.dumps({"messages": [{"role": "user", "content": "why?"}]}).encode() + b"\n"
-    path.write_bytes(gzip.compress(row + b"\n" * 2_000_000, 9))
+    path.write_bytes(gzip.compress(before + row + b"\n" * 5_000_000 + after, 9))
     monkeypatch.setattr(reading, "_most_bytes", lambda *file: 100 * path.stat().st_size)
-    with pytest.raises(SourceError, match=r"a\.jsonl\.gz: expands to more than 1000 times its size"):
+    with pytest.raises(SourceError, match=rf"{re.escape(name)}: expands to more than 1000 times its size"):
         draw("chat", data_files=str(path), cache_dir=tmp_path / "cache")
 
 

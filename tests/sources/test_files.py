@@ -1,7 +1,10 @@
 """Upstream files of every form, and what is said about those that are not what they should be."""
 
+import bz2
+import gc
 import gzip
 import json
+import lzma
 import random
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,11 @@ def as_parquet(path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=130)
 
 
+def as_zstd(path: Path, text: str) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.CompressedOutputStream(file, "zstd") as stream:
+        stream.write(text.encode())
+
+
 WRITERS: dict[str, Any] = {
     "rows.jsonl": lambda p: p.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in ROWS), "utf-8"),
     "blank-lines.jsonl": lambda p: p.write_text("\n\r\n".join(json.dumps(r) for r in ROWS), "utf-8"),
@@ -38,13 +46,18 @@ WRITERS: dict[str, Any] = {
     "array.json": lambda p: p.write_text(json.dumps(ROWS, ensure_ascii=False), "utf-8"),
     "pretty.json": lambda p: p.write_text(json.dumps(ROWS, indent=3), "utf-8-sig"),
     "lines.json": lambda p: p.write_text("\n".join(map(json.dumps, ROWS)), "utf-8"),
+    "rows.jsonl.zst": lambda p: as_zstd(p, "\n".join(map(json.dumps, ROWS))),
+    "array.json.zst": lambda p: as_zstd(p, json.dumps(ROWS)),
+    "lines.json.xz": lambda p: p.write_bytes(lzma.compress("\n".join(map(json.dumps, ROWS)).encode())),
     "rows.parquet": as_parquet,
 }
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_the_same_rows_from_every_form(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle3_data.sources.reading._CHUNK", 257)  # rows and characters are cut by the buffer's edge
+    monkeypatch.setattr(
+        "eagle3_data.sources.json_array._CHUNK", 257
+    )  # rows and characters are cut by the buffer's edge
     WRITERS[name](tmp_path / name)
     keep = ("system", "chat") if name.endswith(".parquet") else ("system", "chat", "more")
     expected = [(i, {key: row[key] for key in keep}) for i, row in enumerate(ROWS)]
@@ -94,6 +107,58 @@ def test_a_truncated_parquet_file_or_archive_is_one_error(tmp_path: Path) -> Non
     for name in ("cut.parquet", "cut.jsonl.gz", "not.jsonl.gz", "absent.jsonl"):
         with pytest.raises(SourceError, match=f"{name}: cannot be read"):
             rows_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", [gzip, bz2, lzma], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("damage", ["cut", "overwritten", "not compressed"])
+def test_a_damaged_archive_is_one_error(kind: Any, damage: str, tmp_path: Path) -> None:
+    rows = b"".join(b'{"system": "%d", "chat": ""}\n' % i for i in range(9999))
+    data = bytearray(kind.compress(rows))
+    if damage == "cut":
+        del data[-20:]
+    elif damage == "overwritten":
+        data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
+    else:
+        data = bytearray(rows)
+    name = f"a.jsonl.{ {'gzip': 'gz', 'bz2': 'bz2', 'lzma': 'xz'}[kind.__name__] }"
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(SourceError, match=rf"^{name}: cannot be read \(.+\); fetch the file again"):
+        rows_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a\nb.jsonl", "a\x1b[31mb.jsonl", "a\u202eb.jsonl", "a\x9b2Jb.jsonl"])
+def test_an_error_about_a_file_is_one_printable_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"other": 1}\n' * 3)
+    for source in ("B1_glaive", "chat"):
+        with pytest.raises(SourceError) as caught:
+            draw(source, data_files=str(tmp_path / name), cache_dir=tmp_path / "cache")
+        assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "path", ["x" * 5000, "~no-such-user-here/a.jsonl", "hf://datasets/", "nothing://a/b.jsonl", "a\0.jsonl"]
+)
+def test_what_can_be_no_path_is_one_error(path: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"no such file|; correct data_files"):
+        draw("chat", data_files=path, cache_dir=tmp_path / "cache")
+
+
+def test_a_column_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    text = pa.array(['[{"role": "user", "content": "a"}]'])
+    pq.write_table(pa.Table.from_arrays([text, text], ["messages", "messages"]), tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match=r"a\.parquet: column 'messages' occurs twice"):
+        draw("chat", data_files=str(tmp_path / "a.parquet"), cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "array.json", "rows.jsonl.gz", "rows.jsonl.zst", "rows.parquet"])
+@pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
+def test_no_file_stays_open(name: str, tmp_path: Path) -> None:
+    WRITERS[name](tmp_path / name)
+    rows_of(tmp_path / name)
+    left = read_rows(str(tmp_path / name), name, COLUMNS)
+    next(left)
+    del left
+    gc.collect()
 
 
 def good(**changes: Any) -> dict[str, Any]:
