@@ -20,6 +20,7 @@ from rich.progress import Progress as Bars
 
 from eagle3_data.errors import UsageError
 from eagle3_data.generation.progress import Progress
+from eagle3_data.run_folder import open_new
 
 Listener = Callable[[Progress], None]
 _LINE_SECONDS = 5.0
@@ -64,8 +65,9 @@ def kept(path: Path, listener: Listener) -> Listener:
             values = {**progress.to_dict(), "pid": os.getpid(), "host": socket.gethostname(), "written": time.time()}
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                beside = path.with_suffix(f".{os.getpid()}.tmp")
-                beside.write_text(json.dumps(values))
+                beside, file = open_new(path)
+                with file:
+                    file.write(json.dumps(values).encode())
                 beside.replace(path)
         listener(progress)
 

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 from eagle3_data.errors import DataError, DiskFull, MachineError, RunLocked
 from eagle3_data.manifest import Manifest
 
+_NAME_KEPT: Final = 200  # bytes of a name, so that its temporary one is not too long
 ROWS_PER_FILE: Final = 50_000
 ROWS_PER_GROUP: Final = 1_000
 # Of token ids, before compression: who streams the first rows reads some three groups, each about half of this.
@@ -57,6 +59,30 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def open_new(path: Path) -> tuple[Path, IO[bytes]]:
+    """Create a file beside `path` under a name that nobody can guess, and never one that is there already."""
+    beside = path.with_name(f".{path.name.encode()[:_NAME_KEPT].decode('utf-8', 'ignore')}.{secrets.token_hex(8)}.tmp")
+    return beside, open(beside, "xb", opener=_without_links)
+
+
+def open_append(path: Path) -> IO[bytes]:
+    """Open a file to append to it, to lock it or to read it; a link in its place is an error, not followed.
+
+    Raises:
+        MachineError: the path is a symbolic link.
+    """
+    try:
+        return open(path, "a+b", opener=_without_links)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise MachineError(f"{path}: a symbolic link, which is not followed; remove it") from error
+        raise
+
+
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a binary file that appears at `path` only when the block ends without an error.
@@ -65,11 +91,11 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         DiskFull, MachineError: as `machine_errors`; nothing is left behind.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary, file = open_new(path)
         try:
-            with temporary.open("wb") as file:
+            with file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -254,21 +280,21 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
         with machine_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self.path.open("a+")
+            file = open_append(self.path)
         if not lock_file(file):
             file.seek(0)
-            owner = file.read().strip() or "unknown"
+            owner = file.read(20).decode("utf-8", "replace").strip() or "unknown"
             file.close()
             raise RunLocked(
                 f"{self.path.parent}: another process (pid {owner}) works on this run; wait for it, or stop it"
             )
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{os.getpid()}\n".encode())
         file.flush()
         self._file = file
         return self

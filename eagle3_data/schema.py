@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import orjson
 import pyarrow as pa
 from datasets import Features, Value
 
@@ -123,7 +124,7 @@ def clean_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     Arrow gives every message every key of the struct, filled with nulls; templates and hashes must not see those.
     """
     return [
-        {key: value for key, value in message.items() if value is not None and not (key == "tool_calls" and not value)}
+        {key: value for key, value in message.items() if value is not None and (value or key != "tool_calls")}
         for message in messages
     ]
 
@@ -142,15 +143,25 @@ def canonical_json(messages: Sequence[Message], tools: str) -> bytes:
         UnicodeEncodeError: a text holds a lone surrogate, which no UTF-8 file can carry.
         json.JSONDecodeError: `tools` is not JSON.
     """
-    return f"[{_CANONICAL.encode(clean_messages(messages))},{_canonical_tools(tools)}]".encode()
+    return b"[%b,%b]" % (_canonical(clean_messages(messages)), _canonical_tools(tools))
 
 
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def _canonical(messages: list[dict[str, Any]]) -> bytes:
+    # orjson writes texts as the standard library does, at a fifth of the time; numbers it may write otherwise.
+    if all(type(value) is str for message in messages for value in message.values()):
+        try:
+            return orjson.dumps(messages, option=orjson.OPT_SORT_KEYS)
+        except TypeError:  # a lone surrogate
+            pass
+    return _CANONICAL.encode(messages).encode()
+
+
 @functools.lru_cache(maxsize=1024)  # most prompts of a source share few tool lists
-def _canonical_tools(tools: str) -> str:
-    return _CANONICAL.encode(json.loads(tools))
+def _canonical_tools(tools: str) -> bytes:
+    return _CANONICAL.encode(json.loads(tools)).encode()
 
 
 def content_hash(messages: Sequence[Message], tools: str) -> str:
@@ -161,10 +172,10 @@ def content_hash(messages: Sequence[Message], tools: str) -> str:
 def prefix_hashes(messages: Sequence[Message], tools: str, ends: Sequence[int]) -> list[str]:
     """Return `content_hash(messages[:end], tools)` for each of `ends`, which rise; each message is encoded once."""
     digest, hashes, done = hashlib.sha256(b"[["), [], 0
-    tail = f"],{_canonical_tools(tools)}]".encode()
+    tail = b"],%b]" % _canonical_tools(tools)
     for end in ends:
         for message in clean_messages(messages[done:end]):
-            digest.update(("," if done else "").encode() + _CANONICAL.encode(message).encode())
+            digest.update((b"," if done else b"") + _canonical([message])[1:-1])
             done += 1
         whole = digest.copy()
         whole.update(tail)

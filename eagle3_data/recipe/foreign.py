@@ -70,8 +70,8 @@ def reduced(values: Any, repo: str, commit: str) -> Foreign:
         elif key == "sources" and _is_keys(value):
             items = value.items()
             found.values[key] = {name: _entry(found, (key, name), item, repo, commit) for name, item in items}
-        elif key == "decontaminate" and isinstance(value, list):
-            found.values[key] = [_entry(found, (key, at), item, repo, commit) for at, item in enumerate(value)]
+        elif key == "decontaminate":
+            found.values[key] = _benchmarks(found, (key,), value, repo, commit)
         else:
             found.values[key] = value
     _check_models(found)
@@ -88,6 +88,8 @@ def allowed(path: tuple[str | int, ...], own: Any, urls: Sequence[str]) -> bool:
     if path[0] == "engine" and isinstance(section, Mapping) and section.get("urls"):
         return True
     at = section.get(path[1]) if path[0] == "sources" and isinstance(section, Mapping) else section
+    if "decontaminate" in path:
+        return isinstance(at, Mapping) and at.get("decontaminate") is not None
     # files of one's own make it irrelevant what of the Hub is named
     return isinstance(at, Mapping) and any(at.get(name) is not None for name in (path[-1], "data_files"))
 
@@ -96,6 +98,8 @@ def _entry(found: Foreign, path: tuple[str | int, ...], entry: Any, repo: str, c
     if not _is_keys(entry):
         return entry
     kept = {key: value for key, value in entry.items() if key != "num_proc"}
+    if kept.get("decontaminate") is not None:
+        kept["decontaminate"] = _benchmarks(found, (*path, "decontaminate"), kept["decontaminate"], repo, commit)
     if "data_files" in kept and kept["data_files"] is not None:
         kept["data_files"] = _files(found, (*path, "data_files"), kept["data_files"], repo, commit)
         return kept
@@ -104,6 +108,12 @@ def _entry(found: Foreign, path: tuple[str | int, ...], entry: Any, repo: str, c
     if not (isinstance(kept.get("revision"), str) and _COMMIT.fullmatch(kept["revision"])):
         found.refused[(*path, "revision")] = "is not pinned; a recipe from the Hub names the commit, 40 hex digits"
     return kept
+
+
+def _benchmarks(found: Foreign, path: tuple[str | int, ...], given: Any, repo: str, commit: str) -> list[Any]:
+    """Return the benchmarks that prompts are compared with, which name files as sources do; one may stand alone."""
+    items = given if isinstance(given, list | tuple) else [given]
+    return [_entry(found, (*path, at), item, repo, commit) for at, item in enumerate(items)]
 
 
 def _files(found: Foreign, path: tuple[str | int, ...], given: Any, repo: str, commit: str) -> Any:

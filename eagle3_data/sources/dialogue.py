@@ -18,7 +18,7 @@ from eagle3_data.sources.script import answered
 TURN_POLICIES: Final = ("first", "prefix", "last", "rollout")
 CHARACTERS_PER_TOKEN: Final = 3.5
 _ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
-_EXCERPTED: Final = 10_000  # characters that an excerpt looks at
+_LOOKED_AT: Final = 4  # times the length of an excerpt, so that a long text costs no more than a short one
 _INT32_MAX: Final = 2**31 - 1
 
 REASONS: Final[dict[str, str]] = {
@@ -102,9 +102,12 @@ class Prompt:
 
 def excerpt(text: object, length: int = 120) -> str:
     """Return `text` on one line, printable and cut to `length` characters, for reports and errors."""
-    shown = str(text)[:_EXCERPTED].encode("utf-8", "replace").decode("utf-8")
-    shown = "".join(char if char.isprintable() else " " if char.isspace() else "" for char in shown)
-    shown = " ".join(shown.split())
+    given = str(text)
+    shown = " ".join(given[: _LOOKED_AT * length].encode("utf-8", "replace").decode("utf-8").split())
+    if not shown.isprintable():
+        shown = "".join(char for char in shown if char.isprintable())
+    if len(given) > _LOOKED_AT * length:
+        shown += "…"
     return shown if len(shown) <= length else shown[: length - 1] + "…"
 
 

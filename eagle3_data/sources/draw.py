@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -42,6 +43,7 @@ from eagle3_data.sources.upstream import (
     sample_files,
 )
 
+_HASHED_AT_ONCE: Final = 4
 _ABANDONED_SECONDS: Final = 86_400
 T = TypeVar("T")
 
@@ -219,7 +221,11 @@ def _files(
         return downloaded(dataclasses.replace(found, urls=chosen), hub_cache), files_of, found
     named = SourceFile.named(urls, urls)
     chosen_files = _choice(named, [file.name for file in named], share, seed)
-    files = [SourceFile(file.path, file.name, file.revision or file_revision(file.path)) for file in chosen_files]
+    with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:  # hashing lets other threads run
+        revisions = pool.map(lambda file: file.revision or file_revision(file.path), chosen_files)
+        files = [
+            SourceFile(file.path, file.name, revision) for file, revision in zip(chosen_files, revisions, strict=True)
+        ]
     return files, len(named) if len(files) < len(named) else 0, None
 
 

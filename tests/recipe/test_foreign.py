@@ -15,7 +15,7 @@ from support.pipeline import call, glaive_file, recipe, server, smollm2_folder
 from support.wire import Wire
 
 from eagle3_data import cli
-from eagle3_data.recipe.foreign import reduced
+from eagle3_data.recipe.foreign import allowed, reduced
 
 COMMIT = "c" * 40
 TOKEN, KEY = "hf_testwriter", "canary-of-another-service"
@@ -76,6 +76,16 @@ def test_a_stranger_names_no_file_of_the_reader(place: Any) -> None:
     assert list(found.refused) == [("sources", "B1_glaive", "data_files")]
 
 
+def _own_benchmark(given: Any) -> dict[str, Any]:
+    return {"sources": {"few": {"source": "B1_glaive", "data_files": "samples", "decontaminate": given}}}
+
+
+def test_files_of_the_readers_own_do_not_let_a_benchmark_pass() -> None:
+    path = ("sources", "few", "decontaminate", 0, "data_files")
+    assert not allowed(path, {"sources": {"few": {"data_files": "mine.jsonl"}}}, [])
+    assert allowed(path, {"sources": {"few": {"decontaminate": [{"data_files": "mine.csv"}]}}}, [])
+
+
 @pytest.mark.parametrize(
     ("part", "path"),
     [
@@ -86,6 +96,11 @@ def test_a_stranger_names_no_file_of_the_reader(place: Any) -> None:
         ({"target": {"model": "../model"}}, ("target", "model")),
         ({"engine": {"embedded": "/home/me/secret.gguf"}}, ("engine", "embedded")),
         ({"decontaminate": [{"data_files": "/etc/passwd"}]}, ("decontaminate", 0, "data_files")),
+        ({"decontaminate": {"data_files": "/etc/passwd"}}, ("decontaminate", 0, "data_files")),
+        ({"decontaminate": [{"repo": "org/bench", "revision": "main"}]}, ("decontaminate", 0, "revision")),
+        (_own_benchmark({"data_files": "/etc/passwd"}), ("sources", "few", "decontaminate", 0, "data_files")),
+        (_own_benchmark([{"data_files": ["../a.csv"]}]), ("sources", "few", "decontaminate", 0, "data_files")),
+        (_own_benchmark([{"repo": "/home/me", "revision": COMMIT}]), ("sources", "few", "decontaminate", 0, "repo")),
     ],
 )
 def test_a_stranger_names_nothing_unpinned_or_local(part: dict[str, Any], path: tuple[Any, ...]) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from support.source_rows import ROWS, read_jsonl
 
-from eagle3_data.schema import PROMPT_FEATURES, canonical_json, clean_messages, content_hash
+from eagle3_data.schema import PROMPT_FEATURES, canonical_json, clean_messages, content_hash, prefix_hashes
 from eagle3_data.sources import REASONS, draw, sample_rows
 from eagle3_data.sources.dialogue import TURN_POLICIES
 from eagle3_data.sources.registry import builder
@@ -249,3 +249,26 @@ def test_mutated_files_are_accounted_for(tmp_path: Path) -> None:
 def test_many_mutated_rows_in_files_are_accounted_for(tmp_path: Path) -> None:
     for turns in TURN_POLICIES:
         mutated_files(1_500, 4, tmp_path, lambda number, turns=turns: turns)
+
+
+def test_the_canonical_form_is_the_standard_librarys() -> None:
+    """Texts may be written by a faster library; every character of theirs, and every other value, comes out the same."""
+    every = "".join(
+        map(chr, [*range(0x800), *range(0x2000, 0x2100), 0xD7FF, 0xE000, 0xFEFF, 0xFFFF, 0x1F600, 0x10FFFF])
+    )
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": 1e16}'}}
+    chats: list[list[dict[str, Any]]] = [
+        [{"role": "user", "content": every, "reasoning_content": None}],
+        [{"role": "user", "content": ""}, {"tool_calls": [call], "role": "assistant", "content": every[::-1]}],
+        [{"role": "user", "content": "a", "\u00e9": "b", "z": "c", "\U0001f600": "d", "\uffff": "e"}],
+        [{"role": "user", "content": 1e16, "n": 2**70, "flag": True}],
+        [],
+    ]
+    for messages in chats:
+        plain = [{k: v for k, v in one.items() if v is not None} for one in messages]
+        whole = json.dumps([plain, []], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        assert canonical_json(messages, "[]") == whole.encode()
+        ends = list(range(1, len(messages) + 1))
+        assert prefix_hashes(messages, "[]", ends) == [content_hash(messages[:end], "[]") for end in ends]
+    with pytest.raises(UnicodeEncodeError):
+        canonical_json([{"role": "user", "content": "\ud800"}], "[]")

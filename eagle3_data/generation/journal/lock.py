@@ -8,7 +8,7 @@ import contextlib
 from pathlib import Path
 
 from eagle3_data.errors import RunLocked
-from eagle3_data.run_folder import RunLock, lock_file, machine_errors
+from eagle3_data.run_folder import RunLock, lock_file, machine_errors, open_append
 
 
 class ShardLock:
@@ -28,7 +28,7 @@ class ShardLock:
         """
         gate = self._path / ".gate.lock"
         with machine_errors(gate):
-            file = gate.open("a")
+            file = open_append(gate)
         with file:
             lock_file(file, wait=True)
             for other in self._path.glob(".*-of-*.lock"):
@@ -49,6 +49,6 @@ class ShardLock:
 
 
 def _held(path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError), path.open("a") as file:
+    with contextlib.suppress(FileNotFoundError), open_append(path) as file:
         return not lock_file(file)
     return False

@@ -15,9 +15,10 @@ from typing import Final
 
 import numpy as np
 
+from eagle3_data.errors import MachineError
 from eagle3_data.generation.journal.entry import scan
 from eagle3_data.generation.journal.index import ROW, Rows
-from eagle3_data.run_folder import machine_errors
+from eagle3_data.run_folder import machine_errors, open_append
 
 _SYNC_SECONDS: Final = 1.0
 _GATHER_SECONDS: Final = 0.01
@@ -33,7 +34,7 @@ class SegmentWriter:
         self.written = 0
         self.backlog = 0
         self._log = log
-        self._file = os.open(log, os.O_WRONLY | os.O_APPEND)
+        self._file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         self.offset = 0  # where the next frame will lie
         self._synced = 0
         self._pending: list[bytes] = []
@@ -157,7 +158,7 @@ def _append_index(log: Path, heads: Sequence[bytes], covered: int) -> None:
     rows = b"".join(heads)
     lead = len(heads).to_bytes(4, "little") + covered.to_bytes(8, "little")
     batch = _INDEX_MAGIC + lead + zlib.crc32(lead + rows).to_bytes(4, "little") + rows
-    with contextlib.suppress(OSError), log.with_suffix(".idx").open("ab") as file:
+    with contextlib.suppress(OSError, MachineError), open_append(log.with_suffix(".idx")) as file:
         file.write(batch)
 
 

@@ -30,7 +30,7 @@ from eagle3_data.generation.dialogues import ScriptedPrompt
 from eagle3_data.generation.journal.entry import Ids
 from eagle3_data.generation.journal.index import U64, keys_of
 from eagle3_data.generation.prompts.table import PromptTable
-from eagle3_data.run_folder import lock_file, machine_errors, read_json, write_json
+from eagle3_data.run_folder import lock_file, machine_errors, open_append, read_json, write_json
 from eagle3_data.schema import clean_messages
 
 logger = logging.getLogger(__name__)
@@ -92,12 +92,12 @@ class RenderedPrompts:
         self.ready = 0
         with machine_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = self._paths["lock"].open("a")
+            self._lock = open_append(self._paths["lock"])
             self._appending = lock_file(self._lock)
             if self._appending:
                 self._prepare()
             for kind in ("rows", "ids"):
-                self._paths[kind].touch()
+                open_append(self._paths[kind]).close()
             self._rows = os.open(self._paths["rows"], os.O_RDONLY)
             self._ids = os.open(self._paths["ids"], os.O_RDONLY)
         self._look()
@@ -194,7 +194,7 @@ class RenderedPrompts:
 
     def _append(self, on_ready: Callable[[int], None], stop: threading.Event) -> None:
         start = self._paths["ids"].stat().st_size
-        with self._paths["ids"].open("ab") as ids_file, self._paths["rows"].open("ab") as rows_file:
+        with open_append(self._paths["ids"]) as ids_file, open_append(self._paths["rows"]) as rows_file:
             columns = ["sample_id", "input_ids"] if self._given else list(_RENDERED)
             for batch in self._table.batches(columns, self.ready, _CHUNK):
                 if stop.is_set():
