@@ -25,6 +25,8 @@ from aiohttp import web
 from support.pipeline import call, command, parquet_bytes
 from support.shared import SHARED
 
+from eagle3_data.generation.client import canary
+
 SGLANG = os.environ.get("EAGLE3_DATA_SGLANG", "")
 PORT = 31510
 
@@ -65,12 +67,16 @@ def recipe(path: Path, url: str) -> Path:
 
 
 class Recorder:
-    """A proxy that keeps, for each prompt, what the server counted and sent."""
+    """A proxy that keeps, for each prompt, what the server counted and sent.
+
+    Questions that are about the server are counted apart: `scored` compares its model with the target, `canaries` are
+    the greedy answers by which a run knows the model again. Everything else was asked for a row.
+    """
 
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream
         self.seen: dict[tuple[int, ...], tuple[int, list[int], dict[str, Any]]] = {}
-        self.asked = 0
+        self.asked = self.scored = self.canaries = 0
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -82,7 +88,11 @@ class Recorder:
             data = await reply.read()
             if request.path == "/generate" and reply.status == 200:
                 sent, answer = json.loads(body), json.loads(data)
-                if not sent.get("return_logprob"):
+                if sent.get("return_logprob"):
+                    self.scored += 1
+                elif sent["input_ids"] == list(canary.PROMPT) and sent["sampling_params"].get("ignore_eos"):
+                    self.canaries += 1
+                else:
                     self.asked += 1
                     meta = answer["meta_info"]
                     ids = tuple(sent["input_ids"])
@@ -146,6 +156,8 @@ def test_records_are_what_went_over_the_wire_and_kills_change_nothing(url: str, 
             assert row["stop_token_id"] == (finish["matched"] if stopped else -1)
             records += 1
     assert records == sum(counts["records"] for counts in manifest["generation"].values()) == recorder.asked > 100
+    assert recorder.canaries == 2, "one greedy answer is recorded at the start, twice, to see if the engine repeats"
+    assert recorder.scored == 0, "this server has a tokenizer, which is compared by texts"
 
     path = recipe(tmp_path / "killed.yaml", url)
     journal = tmp_path / "killed" / "real" / "journal"
