@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from eagle3_data.check.report import CheckReport
 from eagle3_data.lengths.views import wording
-from eagle3_data.pipeline.generated import Generated
+from eagle3_data.pipeline.generated import Generated, loop_costs
 from eagle3_data.pipeline.prepare import Prepared
 from eagle3_data.publishing import PublishReport
 
@@ -98,12 +98,8 @@ def _wrong(
         yield f"fewer prompts than the recipe asks for: {_by_source(short)}"
     if cut := {name: words for name, section in sections.items() if (words := _cut(section))}:
         yield f"cut by the cap, more than the target allows: {_by_source(cut)}"
-    if loops := {
-        name: f"{section['advice']['endless']['looping']:,}"
-        for name, section in sections.items()
-        if section["advice"]["endless"]["looping"]
-    }:
-        yield f"answers that repeat themselves until they are cut: {_by_source(loops)} (--drop loop leaves them out)"
+    if loops := loop_costs(counts):
+        yield f"answers that repeat themselves until they are cut: {_by_source(loops)}; --drop loop leaves them out"
     if skipped := {name: f"{found.skipped:,}" for name, found in counts.items() if found.skipped}:
         yield f"prompts that do not fit the context: {_by_source(skipped)}; see {generated.folder / 'skipped.parquet'}"
     if generated.below_cap:

@@ -14,6 +14,7 @@ import pyarrow.dataset as pds
 
 from eagle3_data.errors import INTERRUPTED
 from eagle3_data.generation.records.writer import SourceCounts
+from eagle3_data.lengths.views import wording
 from eagle3_data.outcome import reasons
 from eagle3_data.pipeline.opening import Run
 from eagle3_data.pipeline.tables import show_table
@@ -76,6 +77,11 @@ class Generated:
         if self.tokens:
             rate = self.tokens / max(self.seconds, 1e-9)
             notes.append(f"{self.tokens:,} completion tokens in {self.seconds:,.1f} s ({rate:,.0f} tokens/s)")
+        if cost := loop_costs(self.counts):
+            by_source = ", ".join(f"{name} {words}" for name, words in cost.items())
+            notes.append(
+                f"answers that repeat themselves until they are cut: {by_source}; --drop loop leaves them out"
+            )
         if self.failed:
             notes.append(f"{self.failed:,} rows failed, see {self.folder / 'failures.parquet'}; run again to retry")
         if forged := sum(counts.forged for counts in self.counts.values()):
@@ -89,6 +95,16 @@ class Generated:
         notes += [f"warning: {warning}" for warning in self.warnings]
         columns = ["source", "records", "failed", "skipped", "missing", "truncated", "prompt tokens", "output tokens"]
         return show_table("Records", columns, rows, *notes, f"records: {self.folder / 'records'}")
+
+
+def loop_costs(counts: Mapping[str, SourceCounts]) -> dict[str, str]:
+    """Return what looping rows cost each source, such as "3 with 3,072 of its 9,000 output tokens (34.1 %)"."""
+    return {
+        name: f"{found.looping:,} with {found.looping_tokens:,} of its {found.completion_tokens:,} output tokens "
+        f"({wording.share(found.looping_tokens / found.completion_tokens)})"
+        for name, found in counts.items()
+        if found.looping
+    }
 
 
 def below_cap(run: Run, caps: Mapping[str, int], counts: Mapping[str, SourceCounts]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from eagle3_data.pipeline.prepare import Prepared
 NAMES = ("B1_glaive", "B4_mixturethoughts", "B5_openthoughts", "B8_sweagent")
 
 
-def section(verdict: str = "enough", action: str = "keep", aim: int | None = None, loops: int = 0) -> dict[str, Any]:
+def section(verdict: str = "enough", action: str = "keep", aim: int | None = None) -> dict[str, Any]:
     return {
         "advice": {
             "verdict": verdict,
@@ -24,7 +24,6 @@ def section(verdict: str = "enough", action: str = "keep", aim: int | None = Non
             "aim": aim,
             "cap": 128,
             "above_cap": {"value": 0.25, "low": 0.1, "high": 0.4},
-            "endless": {"looping": loops},
             "command": "eagle3-data pilot mine.yaml --rows 474" if action == "more_rows" else "",
         }
     }
@@ -62,13 +61,16 @@ def test_nothing_wrong(tmp_path: Path) -> None:
 def test_cut_rows_of_several_sources_are_one_command(tmp_path: Path) -> None:
     sections = {
         "B1_glaive": section("too_small", "extend", 256),
-        "B5_openthoughts": section("too_small", "extend", 8192, loops=3),
+        "B5_openthoughts": section("too_small", "extend", 8192),
         "B8_sweagent": section("cannot_tell", "more_rows"),
     }
-    lines = last_words(tmp_path, {name: SourceCounts(records=9) for name in sections}, sections)
+    counts = {name: SourceCounts(records=9) for name in sections}
+    counts["B5_openthoughts"] = SourceCounts(records=9, looping=3, looping_tokens=384, completion_tokens=1000)
+    lines = last_words(tmp_path, counts, sections)
     assert lines[2:] == [
         "wrong  cut by the cap, more than the target allows: B1_glaive 25.0 % at 128, B5_openthoughts 25.0 % at 128",
-        "       answers that repeat themselves until they are cut: B5_openthoughts 3 (--drop loop leaves them out)",
+        "       answers that repeat themselves until they are cut: B5_openthoughts 3 with 384 of its 1,000 output "
+        "tokens (38.4 %); --drop loop leaves them out",
         "next   eagle3-data extend mine.yaml --max-new-tokens B1_glaive=256 --max-new-tokens B5_openthoughts=8192",
         "       eagle3-data pilot mine.yaml --rows 474",
         "       eagle3-data lengths runs/mine   # lengths, what the caps cut, every advice",
@@ -82,6 +84,12 @@ def test_cut_rows_of_several_sources_are_one_command(tmp_path: Path) -> None:
         (SourceCounts(records=8, missing=2), {"interrupted": True}, "interrupted: run the same command", "run"),
         (SourceCounts(records=8, missing=2), {}, "prompts not asked yet: B1_glaive 2", "lengths"),
         (SourceCounts(records=8, skipped=2), {}, "prompts that do not fit the context: B1_glaive 2", "lengths"),
+        (
+            SourceCounts(records=8, looping=2, looping_tokens=256, completion_tokens=1024),
+            {},
+            "until they are cut: B1_glaive 2 with 256 of its 1,024 output tokens (25.0 %)",
+            "lengths",
+        ),
         (SourceCounts(records=8, forged=1), {}, "spells a control token of the target", "lengths"),
         (
             SourceCounts(records=8, dialogues=5, complete=3),
@@ -115,7 +123,7 @@ def test_everything_wrong_is_ten_lines(tmp_path: Path) -> None:
         name: SourceCounts(records=8, failed=2, skipped=1, missing=2, forged=1, dialogues=3, complete=1)
         for name in NAMES
     }
-    sections = {name: section("too_small", "extend", 256, loops=1) for name in NAMES}
+    sections = {name: section("too_small", "extend", 256) for name in NAMES}
     lines = last_words(tmp_path, counts, sections, checked, warnings=("one", "two"))
     assert len(lines) <= 10
     assert lines[2].startswith("wrong  records break the rules of `check`")

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eagle3_data.generation.asked_target import AskedTarget
 from eagle3_data.generation.dialogues import SourceSettings
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 _CHUNK: Final = 1000
 _DIALOGUES_AT_ONCE: Final = 100
 _SCAN: Final = 50_000
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 _FINGERPRINTED: Final = ("outcome", "crc", "prompt_crc", "tokens", "rounds")
 _ORIGIN: Final = (
     "sample_id",
@@ -60,6 +61,7 @@ _ORIGIN: Final = (
 class SourceCounts:
     """What became of a source's prompts; tokens are those of its records. `missing` have no outcome yet.
 
+    `looping` are records cut while they repeated themselves, with `looping_tokens` in their answers.
     `forged` are records in whose messages or tools a text spells a control token of the target. Where prompts are
     scripts: `dialogues` had with the target, those `complete`, those that `ended` early by reason, and the turns
     scripted in all of them; `missing`, `failed` and `skipped` then count dialogues, `records` answered turns.
@@ -71,6 +73,8 @@ class SourceCounts:
     skipped: int = 0
     missing: int = 0
     truncated: int = 0
+    looping: int = 0
+    looping_tokens: int = 0
     forged: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -223,7 +227,11 @@ def _write_source(
             for split, chosen in (("train", ~held), ("validation", held)):
                 some = [one for one in turns if chosen[one.row]]
                 if some:
-                    files.add(split, _table(batch, some, job.target))
+                    table = _table(batch, some, job.target)
+                    files.add(split, table)
+                    loops = table.filter(pc.greater(table["loop_tokens"], 0))
+                    counts.looping += loops.num_rows
+                    counts.looping_tokens += pc.sum(loops["completion_tokens"]).as_py() or 0
                 if split == "validation":
                     counts.validation += len(some)
             start += batch.num_rows
