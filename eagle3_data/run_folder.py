@@ -32,7 +32,7 @@ _BYTES_PER_GROUP: Final = 2**21
 
 @contextlib.contextmanager
 def machine_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's errors about `path` into a MachineError that says what mends them.
+    """Turn the operating system's errors about `path` into a MachineError that says how to correct them.
 
     Raises:
         DiskFull: no space or quota is left.

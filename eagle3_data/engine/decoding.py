@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 
 from eagle3_data.engine.llama import LlamaServer
 from eagle3_data.engine.model import Vocabulary
-from eagle3_data.engine.requests import Refused, Request
+from eagle3_data.engine.refusals import Refused
+from eagle3_data.engine.requests import Request
 from eagle3_data.errors import EngineError
 
 # A run this long loses about one step in 64 of its slot's time, and lets an aborted request keep what it has.

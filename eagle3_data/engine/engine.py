@@ -22,9 +22,10 @@ from typing import IO, Any, Final, Self
 
 from aiohttp import web
 
+from eagle3_data.engine.admission import is_loopback
 from eagle3_data.engine.llama import LlamaServer
 from eagle3_data.engine.model import SMOLLM2, locate_model, read_vocabulary
-from eagle3_data.engine.server import EmbeddedServer, ServerConfig, is_loopback
+from eagle3_data.engine.server import EmbeddedServer, ServerConfig
 from eagle3_data.errors import EngineError, MachineError, UsageError
 
 DEFAULT_SLOTS: Final = 8

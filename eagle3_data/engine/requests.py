@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from eagle3_data.engine.model import Vocabulary
+from eagle3_data.engine.refusals import Refused, bad_request, check_range, flag, invalid, number
 
 RESERVED_TOKENS: Final = 6  # max_req_input_len is the context length less these
 _CLAMP: Final = 2  # prompt and answer together end this far below the context length
@@ -48,19 +49,6 @@ _BODY_NEUTRAL: Final = (
     "token_ids_logprob", "top_logprobs_num", "return_sampling_mask", "return_hidden_states", "return_routed_experts",
     "return_flat_raw_top_logprobs", "max_thinking_tokens", "positional_embed_overrides",
 )  # fmt: skip
-
-
-class Refused(Exception):
-    """A request that is answered with an error: its HTTP status and JSON body."""
-
-    def __init__(self, body: dict[str, Any], status: int = 400) -> None:
-        super().__init__(str(body))
-        self.body, self.status = body, status
-
-    @classmethod
-    def saying(cls, message: str) -> "Refused":
-        """Return the refusal in the shape that SGLang gives most of its own."""
-        return cls({"error": {"message": message}})
 
 
 @dataclass(frozen=True)
@@ -119,27 +107,17 @@ class Call:
     stream: bool
 
 
-def _bad_request(detail: dict[str, Any]) -> Refused:
-    # the shape of the validation errors of SGLang's HTTP layer
-    text = f"1 validation error:\n  {detail}"
-    return Refused({"object": "error", "message": text, "type": "Bad Request", "param": None, "code": 400})
-
-
-def _invalid(location: tuple[str, ...], message: str, given: Any) -> Refused:
-    return _bad_request({"type": "value_error", "loc": location, "msg": message, "input": given})
-
-
 def _check_ids(value: Any) -> None:
     rows = value if isinstance(value, list) and value and all(isinstance(row, list) for row in value) else [value]
     for row in rows:
         if not isinstance(row, list):
-            raise _invalid(("body", "input_ids"), "Value error, must be a list of integers or of lists of them", value)
+            raise invalid(("body", "input_ids"), "Value error, must be a list of integers or of lists of them", value)
         for item in row:
             if isinstance(item, bool) or not isinstance(item, int):
                 what = f"'{type(item).__name__}' object cannot be interpreted as an integer"
-                raise _invalid(("body", "input_ids"), f"Value error, contains non-int64 element: {what}", value)
+                raise invalid(("body", "input_ids"), f"Value error, contains non-int64 element: {what}", value)
             if not -_INT64 <= item < _INT64:
-                raise _invalid(
+                raise invalid(
                     ("body", "input_ids"), "Value error, contains non-int64 element: int too big to convert", value
                 )
 
@@ -157,7 +135,7 @@ def prompts_of(body: Any) -> tuple[list[list[int]] | list[str], bool]:
             "msg": "Input should be a dictionary or an instance of GenerateReqInput",
             "input": body,
         }
-        raise _bad_request(detail)
+        raise bad_request(detail)
     for name in _BODY_NEUTRAL:
         if body.get(name):
             raise Refused.saying(f"The embedded engine does not support {name}; leave it out.")
@@ -213,32 +191,6 @@ def parse_call(body: dict[str, Any], prompts: list[list[int]], batch: bool, limi
     return Call(requests, batch, bool(body.get("stream")))
 
 
-def _number(params: dict[str, Any], name: str, default: float, *, whole: bool = False) -> Any:
-    value = params.get(name)
-    if value is None:
-        return default
-    kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        raise Refused(
-            {"error": f"Expected `{'int' if whole else 'float'}`, got `{type(value).__name__}` - at `$.{name}`"}
-        )
-    return value
-
-
-def _flag(params: dict[str, Any], name: str, default: bool) -> bool:
-    value = params.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise Refused({"error": f"Expected `bool`, got `{type(value).__name__}` - at `$.{name}`"})
-    return value
-
-
-def _check_range(valid: bool, name: str, rule: str, value: Any) -> None:
-    if not valid:
-        raise Refused.saying(f"{name} must be {rule}, got {value}.")
-
-
 def _parse_request(
     rid: str, ids: list[int], params: Any, logprob_start: Any, text_in_logprobs: bool, limits: Limits
 ) -> Request:
@@ -255,25 +207,25 @@ def _parse_request(
             )
     budget = params.get("max_new_tokens", _DEFAULT_MAX_NEW_TOKENS)
     if budget is not None:
-        budget = _number(params, "max_new_tokens", _DEFAULT_MAX_NEW_TOKENS, whole=True)
-        _check_range(budget >= 0, "max_new_tokens", "at least 0", budget)
+        budget = number(params, "max_new_tokens", _DEFAULT_MAX_NEW_TOKENS, whole=True)
+        check_range(budget >= 0, "max_new_tokens", "at least 0", budget)
     _check_lengths(len(ids), budget, limits)
 
     size = limits.vocabulary.size
     for token in ids:
         if not 0 <= token < size:
             raise Refused.saying(f"input_ids holds {token}, which is outside the vocabulary of {size} tokens.")
-    temperature = _number(params, "temperature", 1.0)
+    temperature = number(params, "temperature", 1.0)
     valid = math.isfinite(temperature) and temperature >= 0
-    _check_range(valid, "temperature", "a non-negative finite number", temperature)
-    top_p, min_p = _number(params, "top_p", 1.0), _number(params, "min_p", 0.0)
-    _check_range(0 < top_p <= 1, "top_p", "in (0, 1]", top_p)
-    _check_range(0 <= min_p <= 1, "min_p", "in [0, 1]", min_p)
-    top_k = _number(params, "top_k", -1, whole=True)
-    _check_range(top_k == -1 or top_k >= 1, "top_k", "-1 (disable) or at least 1", top_k)
-    seed = _number(params, "sampling_seed", -1, whole=True) if params.get("sampling_seed") is not None else None
-    interval = _number(params, "stream_interval", 1, whole=True)
-    _check_range(interval >= 1, "stream_interval", "at least 1", interval)
+    check_range(valid, "temperature", "a non-negative finite number", temperature)
+    top_p, min_p = number(params, "top_p", 1.0), number(params, "min_p", 0.0)
+    check_range(0 < top_p <= 1, "top_p", "in (0, 1]", top_p)
+    check_range(0 <= min_p <= 1, "min_p", "in [0, 1]", min_p)
+    top_k = number(params, "top_k", -1, whole=True)
+    check_range(top_k == -1 or top_k >= 1, "top_k", "-1 (disable) or at least 1", top_k)
+    seed = number(params, "sampling_seed", -1, whole=True) if params.get("sampling_seed") is not None else None
+    interval = number(params, "stream_interval", 1, whole=True)
+    check_range(interval >= 1, "stream_interval", "at least 1", interval)
     if logprob_start is not None:
         if isinstance(logprob_start, bool) or not isinstance(logprob_start, int):
             raise Refused.saying("logprob_start_len must be an integer.")
@@ -284,7 +236,7 @@ def _parse_request(
         if params.get("logit_bias"):
             raise Refused.saying("The embedded engine gives no log-probabilities together with logit_bias.")
     stop_ids = _stop_ids(params, limits)
-    _flag(params, "spaces_between_special_tokens", True)  # without effect on a byte-level vocabulary, in SGLang too
+    flag(params, "spaces_between_special_tokens", True)  # without effect on a byte-level vocabulary, in SGLang too
     return Request(
         rid=rid,
         ids=ids,
@@ -299,8 +251,8 @@ def _parse_request(
         logit_bias=_logit_bias(params, size),
         logprob_start=logprob_start,
         text_in_logprobs=text_in_logprobs,
-        skip_special_tokens=_flag(params, "skip_special_tokens", True),
-        no_stop_trim=_flag(params, "no_stop_trim", False),
+        skip_special_tokens=flag(params, "skip_special_tokens", True),
+        no_stop_trim=flag(params, "no_stop_trim", False),
         stream_interval=interval,
     )
 
@@ -331,7 +283,7 @@ def _stop_ids(params: dict[str, Any], limits: Limits) -> frozenset[int]:
     if not isinstance(given, list) or any(isinstance(item, bool) or not isinstance(item, int) for item in given):
         raise Refused({"error": "Expected `array` of `int` - at `$.stop_token_ids`"})
     # ignore_eos also silences stop_token_ids, as SGLang does
-    return frozenset() if _flag(params, "ignore_eos", False) else frozenset(given) | limits.vocabulary.eos
+    return frozenset() if flag(params, "ignore_eos", False) else frozenset(given) | limits.vocabulary.eos
 
 
 def _stop_strings(params: dict[str, Any]) -> tuple[str, ...]:

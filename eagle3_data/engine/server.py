@@ -7,21 +7,21 @@ Goes in: HTTP requests on loopback. Comes out: `/generate` (one prompt, a list, 
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
 
+from eagle3_data.engine.admission import foreign, read_json
 from eagle3_data.engine.decoding import Decoder, Job, Progress
 from eagle3_data.engine.llama import LlamaServer
 from eagle3_data.engine.model import Vocabulary
-from eagle3_data.engine.requests import Call, Limits, Refused, Request, parse_call, prompts_of
+from eagle3_data.engine.refusals import Refused
+from eagle3_data.engine.requests import Call, Limits, Request, parse_call, prompts_of
 from eagle3_data.errors import EngineError
 
 _MAX_BODY: Final = 256 * 2**20
@@ -32,7 +32,7 @@ _WEIGHT_VERSION: Final = "default"
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What the server tells of itself.
+    """What the server says of itself.
 
     Attributes:
         model: the GGUF file.
@@ -95,9 +95,9 @@ class EmbeddedServer:
         key = self._config.api_key
         if key and request.path not in _OPEN_PATHS:
             given = request.headers.get("Authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {key}".encode()):
                 return _json({"error": "Unauthorized"}, 401)
-        if not key and (fault := _foreign(request)):
+        if not key and (fault := foreign(request)):
             return _json({"error": {"message": fault}}, 403)
         if self.stopping and request.path not in _HEALTH_PATHS:
             return _json({"error": {"message": "The embedded engine is stopping and takes no new requests."}}, 503)
@@ -112,7 +112,7 @@ class EmbeddedServer:
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
         started = time.perf_counter()
-        body = await _read_json(http)
+        body = await read_json(http)
         try:
             prompts, batch = prompts_of(body)
             ids = [await self._llama.tokenize(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
@@ -276,7 +276,7 @@ class EmbeddedServer:
         return web.Response(status=503 if self.stopping else 200)
 
     async def _tokenize(self, http: web.Request) -> web.Response:
-        body = await _read_json(http)
+        body = await read_json(http)
         prompt = body.get("prompt") if isinstance(body, dict) else None
         texts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
         if not all(isinstance(text, str) for text in texts):
@@ -289,7 +289,7 @@ class EmbeddedServer:
         return _json(answer | {"max_model_len": self._llama.context})
 
     async def _abort(self, http: web.Request) -> web.Response:
-        body = await _read_json(http)
+        body = await read_json(http)
         if isinstance(body, dict):
             rid = body.get("rid")
             if body.get("abort_all"):
@@ -305,49 +305,8 @@ class EmbeddedServer:
         return web.Response(text="Cache flushed.\n")
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or address means this machine and is reached from it alone."""
-    try:
-        return host.lower() == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def _host_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
-
-
-def _foreign(request: web.Request) -> str:
-    """Return why a request without a key comes from a web page or through a foreign name; "" where it does not.
-
-    A browser sends what any page tells it to send to loopback, and a name that its owner points to 127.0.0.1 makes
-    such a page read the answers too; the headers Host, Origin and Sec-Fetch-Site are what the page cannot change.
-    """
-    if not is_loopback(_host_of(f"//{request.host}")):
-        return f"Host {request.host[:100]!r} is not this machine; ask 127.0.0.1 or localhost, or start with a key."
-    origin = request.headers.get("Origin")
-    cross_site = request.headers.get("Sec-Fetch-Site") == "cross-site"
-    if cross_site or (origin is not None and not is_loopback(_host_of(origin))):
-        return "Requests of web pages of other sites are refused; start with a key to let them in."
-    return ""
-
-
 def _streams(body: Any) -> bool:
     return isinstance(body, dict) and bool(body.get("stream"))
-
-
-async def _read_json(http: web.Request) -> Any:
-    # a page may send text/plain and forms anywhere without asking; JSON needs the consent of the server
-    if http.content_type != "application/json":
-        raise Refused({"error": {"message": "The body must be sent as Content-Type: application/json."}}, 415)
-    data = await http.read()
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return data.decode("utf-8", errors="replace")
 
 
 async def _open_stream(http: web.Request) -> web.StreamResponse:

@@ -1,7 +1,8 @@
 """Sources: raw upstream rows in, prompts out, every row accounted for."""
 
-from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
+from eagle3_data.sources.base import SourceBuilder
 from eagle3_data.sources.columns import Column
+from eagle3_data.sources.description import ConfigInfo, SourceConfig, SourceInfo
 from eagle3_data.sources.dialogue import REASONS, Dialogue, Reject
 from eagle3_data.sources.draw import Drawn, draw, load_source
 from eagle3_data.sources.registry import SOURCES, register, register_installed

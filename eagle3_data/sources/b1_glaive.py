@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3_data.errors import SourceError
-from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
+from eagle3_data.sources.base import SourceBuilder
 from eagle3_data.sources.columns import Column
+from eagle3_data.sources.description import ConfigInfo, SourceConfig, SourceInfo
 from eagle3_data.sources.dialogue import STRICT, Dialogue, Reject, assistant, excerpt, message, strict_json, tool_call
 
 _LEAD_IN = re.compile(

@@ -7,9 +7,10 @@ it came from and that component's licence (the collection itself states none). A
 from collections.abc import Sequence
 from typing import Any
 
-from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
+from eagle3_data.sources.base import SourceBuilder
 from eagle3_data.sources.chat import turns
 from eagle3_data.sources.columns import Column
+from eagle3_data.sources.description import ConfigInfo, SourceConfig, SourceInfo
 from eagle3_data.sources.dialogue import Dialogue
 
 _REPO = "open-r1/Mixture-of-Thoughts"

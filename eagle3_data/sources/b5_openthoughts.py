@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
+from eagle3_data.sources.base import SourceBuilder
 from eagle3_data.sources.chat import turns
 from eagle3_data.sources.columns import Column
+from eagle3_data.sources.description import ConfigInfo, SourceConfig, SourceInfo
 from eagle3_data.sources.dialogue import Dialogue, Reject, excerpt, message
 
 _BOXED = "Return your final response within \\boxed{}. "

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
+from eagle3_data.sources.base import SourceBuilder
 from eagle3_data.sources.chat import tool_schemas, turns
 from eagle3_data.sources.columns import Column
+from eagle3_data.sources.description import ConfigInfo, SourceConfig, SourceInfo
 from eagle3_data.sources.dialogue import Dialogue, Reject
 
 _INSTANCE = re.compile(r"(?P<owner>[^_/]+(?:_[^_/]+)*)__(?P<repo>.+?)(?:-\d+|\.[0-9a-f]{7,40}\..*)?\Z")

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3_data.sources.base import ConfigInfo, SourceBuilder, SourceConfig, SourceInfo
+from eagle3_data.sources.base import SourceBuilder
 from eagle3_data.sources.columns import Column
+from eagle3_data.sources.description import ConfigInfo, SourceConfig, SourceInfo
 from eagle3_data.sources.dialogue import Dialogue, Reject, assistant, excerpt, message, strict_json, tool_call
 
 _ROLES = {

@@ -6,8 +6,8 @@ values for each of these forms, or what is wrong with the row or the file.
 
 Arrow gives every struct every key that any row of the column has, filled with nulls. Inside the values of a column
 such nulls are dropped, except for keys that no row sets (their Arrow type is null): those can only have been written.
-A null that was written where other rows of the column set the key is dropped with them, because nothing tells the
-two apart; JSON, in all its forms, keeps every null.
+A null that was written where other rows of the column set the key is dropped with them, because the two look
+the same; JSON, in all its forms, keeps every null.
 """
 
 from collections.abc import Callable, Iterator, Sequence

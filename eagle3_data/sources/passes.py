@@ -74,10 +74,10 @@ def make_draw(work: Work, report: SourceReport, folder: Path, progress: Progress
         SourceError: a file is not what the source expects, or changed between the passes.
         MachineError: a worker process died.
     """
-    tell = progress or (lambda stage, rows: None)
-    inside = progress if work.num_proc == 1 else None  # other processes tell when a group of files is done
+    report_progress = progress or (lambda stage, rows: None)
+    inside = progress if work.num_proc == 1 else None  # other processes report when a group of files is done
     groups = _groups(len(work.files), work.num_proc)
-    index = _index(work, groups, report, inside, tell)
+    index = _index(work, groups, report, inside, report_progress)
     kept = index.first_of_each()
     _, report.duplicates = index.row_flags(kept)
     if len(work.against):
@@ -91,7 +91,7 @@ def make_draw(work: Work, report: SourceReport, folder: Path, progress: Progress
     index.save_pool(kept, folder / "pool.npy")
 
     tally = Tally()
-    refused = _write_drawn(work, index, kept, folder, tally, inside, tell)
+    refused = _write_drawn(work, index, kept, folder, tally, inside, report_progress)
     _account(index, kept, refused, work, report)
     report.drawn = tally.drawn
     report.licenses = dict(tally.licenses.most_common())
@@ -101,7 +101,11 @@ def make_draw(work: Work, report: SourceReport, folder: Path, progress: Progress
 
 
 def _index(
-    work: Work, groups: Sequence[Sequence[int]], report: SourceReport, inside: Progress | None, tell: Progress
+    work: Work,
+    groups: Sequence[Sequence[int]],
+    report: SourceReport,
+    inside: Progress | None,
+    report_progress: Progress,
 ) -> Index:
     parts: list[FileIndex] = []
     tally = Tally()
@@ -111,7 +115,7 @@ def _index(
     for part, counts in _run(_index_files, jobs, work.num_proc):
         parts.extend(part)
         tally.add(counts)
-        tell("read", sum(one.rows for one in parts))
+        report_progress("read", sum(one.rows for one in parts))
     report.files = [
         {"path": file.name, "revision": file.revision, "rows": part.rows}
         for file, part in zip(work.files, parts, strict=True)
@@ -223,7 +227,13 @@ def _chosen(source: Any, config: Any, wanted: _Wanted) -> Iterator[tuple[Prompt,
 
 
 def _write_drawn(
-    work: Work, index: Index, kept: Flags, folder: Path, tally: Tally, inside: Progress | None, tell: Progress
+    work: Work,
+    index: Index,
+    kept: Flags,
+    folder: Path,
+    tally: Tally,
+    inside: Progress | None,
+    report_progress: Progress,
 ) -> list[tuple[int, Reject]]:
     """Write the drawn prompts in draw order; return those that a screen refused, whose places the next ones took."""
     order = index.draw(kept, None if work.screens else work.rows)
@@ -244,7 +254,7 @@ def _write_drawn(
             written = 0
             for rows in _run(_write_part, jobs, work.num_proc):
                 written += rows
-                tell("write", tally.drawn + written)
+                report_progress("write", tally.drawn + written)
             places = np.searchsorted(emitted, drawn).astype(np.uint32)
             refused += _gather([job[3] for job in jobs], places, drawn, count, writer, work, tally)
             start += len(drawn)

@@ -78,7 +78,7 @@ def read_rows(path: str, name: str, columns: Sequence[Column], wanted: Wanted = 
             elif suffix == ".json":
                 rows = _json(file, name, _most_bytes(path, name), wanted)
             else:
-                raise SourceError(f"{name}: cannot tell its format; a source reads {', '.join(SUFFIXES)} files")
+                raise SourceError(f"{name}: its name has no known ending; a source reads {', '.join(SUFFIXES)} files")
             if wanted is None:
                 yield from rows
             else:

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from eagle3_data.errors import SourceError
 from eagle3_data.source_names import MODULES, tell_datasets
-from eagle3_data.sources.base import SourceBuilder, SourceInfo, nearest
+from eagle3_data.sources.base import SourceBuilder
+from eagle3_data.sources.description import SourceInfo, nearest
 
 ENTRY_POINTS: Final = "eagle3_data.sources"
 _MODULES: Final[dict[str, ModuleType]] = {}

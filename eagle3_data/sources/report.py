@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eagle3_data.sources.base import ConfigInfo
+from eagle3_data.sources.description import ConfigInfo
 from eagle3_data.sources.dialogue import REASONS, Reject
 from eagle3_data.sources.script import answered
 

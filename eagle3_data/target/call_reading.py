@@ -82,7 +82,7 @@ class CallReader:
         """Return a regular expression for what shows that a call begins: a mark, else the first word of the begin.
 
         What stands directly before a mark belongs to it: where one token marks every part of a call (DeepSeek-V4's
-        `｜DSML｜`), `<` and `</` tell a beginning from an end.
+        `｜DSML｜`), `<` and `</` distinguish a beginning from an end.
         """
         marks = re.findall("[^\\s\ud800-\udfff]*[\ud800-\udfff]", begin)
         if marks:

@@ -35,7 +35,7 @@ class CallFormat:
         listed: the objects of `json` stand in one JSON list.
         separator: between two calls, where that is more than white space.
         pair_begin, key_end, value_end: around an argument of `pairs`. `key_end` follows the key of a text or of any
-            value whose type the tool's schema says; `typed_key_end` that of a JSON value, "" if nothing tells.
+            value whose type the tool's schema says; `typed_key_end` that of a JSON value, "" if nothing shows it.
         quote: around the texts of `braces`.
         bare: nothing marks a call, so an answer is either one call (or several) or no call at all.
         content_last: the template writes the content of a message after its calls (Gemma).

@@ -1,7 +1,7 @@
 """`Target`: the model that the drafter serves, as the rest of the package asks it.
 
 Goes in: a tokenizer (local folder, Hub id or GGUF file), the thinking switch, fields that a recipe gives. Comes out:
-prompt ids, the parts of an output, a token profile, and an identity that tells two targets apart.
+prompt ids, the parts of an output, a token profile, and an identity by which two targets differ.
 """
 
 import hashlib
@@ -132,7 +132,7 @@ class Target:
         name = str(path_or_id)
         tokenizer = load_tokenizer(name, revision, trust_remote_code)
         origin = {"kind": "pretrained", "path": name, "revision": revision, "trust_remote_code": trust_remote_code}
-        # Where a folder lies on this machine is no part of what the model is, and nothing a card should tell.
+        # Where a folder lies on this machine is no part of what the model is, and nothing for a card.
         label = Path(name).resolve().name if Path(name).is_dir() else name
         return cls(
             tokenizer,
@@ -237,7 +237,7 @@ class Target:
         return self.profile.end_of_turn_ids
 
     def identity(self) -> dict[str, Any]:
-        """Return what tells this target from another.
+        """Return what distinguishes this target from another.
 
         The tokenizer hash is over every token with its id and over the ids of some texts, so that it is the same from
         whatever files and by whatever class the tokenizer was loaded, and another if any of that differs.

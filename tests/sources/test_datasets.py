@@ -17,7 +17,7 @@ import eagle3_data
 from eagle3_data.errors import SourceError
 from eagle3_data.pipeline.sources import describe_sources, sources_text
 from eagle3_data.sources import SOURCES, SourceInfo, draw, register, register_installed, sample_rows
-from eagle3_data.sources.base import ConfigInfo
+from eagle3_data.sources.description import ConfigInfo
 
 PACKAGE = Path(eagle3_data.__file__).resolve().parent.parent
 

@@ -224,7 +224,7 @@ def test_an_empty_file_and_an_unknown_form_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no rows in a\.jsonl"):
         draw("chat", None, str(tmp_path / "a.jsonl"), cache_dir=tmp_path)
     (tmp_path / "a.csv").write_text("a,b\n")
-    with pytest.raises(SourceError, match=r"a\.csv: cannot tell its format"):
+    with pytest.raises(SourceError, match=r"a\.csv: its name has no known ending"):
         draw("chat", None, str(tmp_path / "a.csv"), cache_dir=tmp_path)
 
 

@@ -15,7 +15,7 @@ from support.source_rows import ROWS, judge, needs_rows, prompt_of, read_jsonl, 
 from eagle3_data.errors import SourceError
 from eagle3_data.schema import clean_messages
 from eagle3_data.sources import draw, load_source
-from eagle3_data.sources.base import ConfigInfo
+from eagle3_data.sources.description import ConfigInfo
 from eagle3_data.sources.registry import builder
 from eagle3_data.sources.report import SourceReport, differences
 
