@@ -16,6 +16,8 @@ from eagle3_data.target.chats import Chat
 
 _TYPESCRIPT_VARIABLE: Final = "tools_ts_str"
 _PROBE_SECONDS: Final = 5.0  # of processor time; a probe takes milliseconds
+_CHAT_SECONDS: Final = 60.0  # of processor time; the longest real dialogues take less than one
+_SHORT: Final = 2_000  # characters and messages, of which even three nested loops come to an end
 _LONGEST_PROBE: Final = 4_000_000  # characters
 
 
@@ -49,8 +51,19 @@ class ChatTemplate:
         """Render a chat.
 
         Raises:
-            DataError: the template refuses this chat; the text holds its reason.
+            DataError: the template refuses this chat, or does not come to an end; the text holds the reason.
         """
+        size = sum(1 + len(message.get("content") or "") for message in chat.messages)
+        if size < _SHORT and len(chat.messages) < 20:
+            return self._text(chat, generation_prompt)
+        try:
+            return bounded(lambda: self._text(chat, generation_prompt), _CHAT_SECONDS)
+        except TargetError as error:
+            raise DataError(
+                f"the chat template takes more than {_CHAT_SECONDS:.0f} s for this chat; look at its loops"
+            ) from error
+
+    def _text(self, chat: Chat, generation_prompt: bool) -> str:
         variables = dict(self.variables)
         if chat.tools_ts is not None:
             variables[_TYPESCRIPT_VARIABLE] = chat.tools_ts
@@ -67,7 +80,7 @@ class ChatTemplate:
             DataError: the template refuses this chat.
             TargetError: it does not come to an end, or writes without end.
         """
-        text = bounded(lambda: self.text(chat, generation_prompt=generation_prompt))
+        text = bounded(lambda: self._text(chat, generation_prompt))
         if len(text) > _LONGEST_PROBE:
             raise TargetError(f"the chat template makes {len(text):,} characters of a chat of a few words")
         return text
@@ -96,8 +109,8 @@ class ChatTemplate:
         return text
 
 
-def bounded(render: Callable[[], str]) -> str:
-    """Return what `render` returns, unless it takes more than `_PROBE_SECONDS` of processor time.
+def bounded(render: Callable[[], str], seconds: float = _PROBE_SECONDS) -> str:
+    """Return what `render` returns, unless it takes more than `seconds` of processor time.
 
     It runs in a thread, in which an exception is raised when its time is over: a template is Python code after all,
     so that loops in it end there.
@@ -116,13 +129,13 @@ def bounded(render: Callable[[], str]) -> str:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(0.2)
-    while thread.is_alive() and _processor_time(thread) < _PROBE_SECONDS:
+    while thread.is_alive() and _processor_time(thread) < seconds:
         thread.join(0.2)
     if thread.is_alive():
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
         thread.join(1.0)
         raise TargetError(
-            f"the chat template does not come to an end: a chat of a few words takes more than {_PROBE_SECONDS:.0f} s "
+            f"the chat template does not come to an end: a chat of a few words takes more than {seconds:.0f} s "
             "to render; look at its loops"
         )
     if "error" in outcome:

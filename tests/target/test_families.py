@@ -320,6 +320,30 @@ def test_a_template_without_end_is_refused_in_time(name: str, tmp_path: Path) ->
     assert time.monotonic() - began < 60
 
 
+_TEXT = "messages[0].content"
+SLOW = {
+    name: f"{{%- for a in {first} %}}{{%- for b in {second} %}}{{%- for c in {third} %}}{'{%- endfor %}' * 3}"
+    for name, first, second, third in [
+        ("over messages", "messages", "messages", "messages"),
+        ("over characters", _TEXT, _TEXT, "[1]"),
+        ("over words", f"{_TEXT}.split()", f"{_TEXT}.split()", "messages"),
+    ]
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_template_whose_loops_grow_with_the_chat_refuses_that_chat_in_time(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagle3_data.target.template._CHAT_SECONDS", 0.3)
+    folder, _ = makers.make(tmp_path / "slow", SLOW[name] + chatml("{{ m.content }}"), CHATML, **ENDS)
+    target = Target.from_pretrained(folder)
+    assert target.render([{"role": "user", "content": "a short one"}])
+    chat = [{"role": role, "content": "a " * 10_000} for _ in range(500) for role in ("user", "assistant")][:-1]
+    with pytest.raises(DataError, match="the chat template takes more than"):
+        target.render(chat)
+
+
 REFUSING = {
     "no tools": "{%- for t in tools %}{%- endfor %}" + chatml("{{ m.content }}"),
     "an error": "{{ raise_exception('not today') }}" + chatml("{{ m.content }}"),
