@@ -70,6 +70,9 @@ class SourceExtent(_Part):
     data_files: str | list[str] | None = None
     turns: str = ""
     rows: int | None = None
+    tokens: int | None = None  # in place of rows: output tokens to be reached
+    token_rows: int | None = None  # how many prompts were drawn for them
+    tokens_final: bool = False  # no more are: they are reached, or the source has no more prompts
     holdout: int = 0
     truncation_target: float | None = None
     max_new_tokens: int | str | None = None  # as in the recipe: a number, or "auto"
@@ -137,6 +140,7 @@ class Counts(_Part):
     skipped: int = 0
     missing: int = 0
     truncated: int = 0
+    completion_tokens: int = 0
     dialogues: int = 0
     complete: int = 0
     turns_scripted: int = 0

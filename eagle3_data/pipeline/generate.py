@@ -26,11 +26,12 @@ from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.generation.prompts.standing import standing, turn_ids
 from eagle3_data.generation.records.writer import SourceCounts, write_records
 from eagle3_data.generation.runner import run_generation
-from eagle3_data.manifest import Counts, Engine, Extent, Identity, SourceExtent, Weights
+from eagle3_data.manifest import Counts, Engine, Extent, Identity, Manifest, SourceExtent, Weights
 from eagle3_data.pipeline.generated import Generated, below_cap, extend_command
 from eagle3_data.pipeline.keeping import guard_records
 from eagle3_data.pipeline.opening import Run, guard_identity, key_of, load_target, source_identity, source_settings
 from eagle3_data.pipeline.prepare import prepare_locked
+from eagle3_data.pipeline.token_rows import reached_notes
 from eagle3_data.progress import Listener, kept, shown
 from eagle3_data.recipe import Recipe
 from eagle3_data.run_folder import RunFolder
@@ -128,7 +129,7 @@ def _work(
     guard_records(folder)
     worked = [spec.name for spec in recipe.sources if only is None or spec.name in only]
     prompts = {name: folder.prompts_path(name) for name in worked}
-    if shard is None and not extend and manifest.stages.generate:
+    if shard is None and not extend and manifest.stages.generate and not _to_be_drawn(run, manifest):
         counts = _write(run, target, None)
         if not any(count.missing or count.failed for count in counts.values()):
             # a finished run asks nothing, so it needs no engine: that may be gone by now
@@ -139,6 +140,7 @@ def _work(
                 warnings=tools_warnings(run, target),
                 below_cap=below,
                 go_on=extend_command(run, caps),
+                by_tokens=tuple(reached_notes(folder.read_manifest())),
             )
     began = time.monotonic()
     api_key = _api_key(recipe)
@@ -180,10 +182,14 @@ def _work(
         with step, shown(run.progress) as bars:
             told = kept(folder.progress_path(shard or (0, 1)), on_progress or bars)
             result = run_generation(prompts, step, told, only_truncated=only_truncated)
+            tokens = result.progress.tokens
+            while shard is None and not (only_truncated or result.interrupted) and draw_more(run, step.journal):
+                result = run_generation(prompts, step, told)
+                tokens += result.progress.tokens
             seconds = time.monotonic() - began
             with _locked(folder, alone=shard is None):
                 manifest = folder.read_manifest()
-                throughput = manifest.throughput.plus(seconds, result.progress.tokens)
+                throughput = manifest.throughput.plus(seconds, tokens)
                 folder.write_manifest(manifest.model_copy(update={"throughput": throughput}))
             if shard is not None:
                 counts = {name: _counted(source) for name, source in result.progress.sources.items()}
@@ -195,14 +201,31 @@ def _work(
         folder.path,
         counts,
         seconds,
-        result.progress.tokens,
+        tokens,
         result.interrupted,
         shard,
         (*tools_warnings(run, target), *result.progress.answer_notes()),
         # a shard writes no records; with `extend` such rows are continued by the same command
         {} if shard is not None or extend else below_cap(run, caps, counts),
         extend_command(run, caps),
+        tuple(reached_notes(folder.read_manifest())),
     )
+
+
+def draw_more(run: Run, journal: Journal | None = None) -> bool:
+    """Draw the prompts that sources with `tokens` still need; return whether there are any, to be asked next."""
+    if not any(spec.tokens for spec in run.recipe.sources):
+        return False
+    before = run.folder.read_manifest()
+    prepare_locked(run, again=False, journal=journal)
+    after = run.folder.read_manifest()
+    more = _to_be_drawn(run, after)
+    return any(after.extent_of(name).token_rows != before.extent_of(name).token_rows for name in more)
+
+
+def _to_be_drawn(run: Run, manifest: Manifest) -> list[str]:
+    """Return the sources with `tokens` whose number of prompts is not final."""
+    return [spec.name for spec in run.recipe.sources if spec.tokens and not manifest.extent_of(spec.name).tokens_final]
 
 
 def tools_warnings(run: Run, target: Target) -> tuple[str, ...]:

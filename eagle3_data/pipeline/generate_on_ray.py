@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eagle3_data.generation import Progress
 from eagle3_data.generation.on_ray import run_shards
-from eagle3_data.pipeline.generate import caps_of, generate_shard, merge_locked
+from eagle3_data.pipeline.generate import caps_of, draw_more, generate_shard, merge_locked
 from eagle3_data.pipeline.generated import Generated, below_cap, extend_command
 from eagle3_data.pipeline.opening import Run
 from eagle3_data.pipeline.prepare import prepare_locked
@@ -30,15 +30,22 @@ def generate_on_ray(run: Run, address: str) -> Generated:
         prepare_locked(run, again=False)
     # The folder's own path: another node may start its tasks elsewhere.
     work = functools.partial(_work, run.recipe.text, run.recipe.file, str(run.folder.path.resolve()))
-    with shown(run.progress) as on_progress:
-        results = run_shards(work, address, on_progress=on_progress)
+    results: list[tuple[float, int, bool]] = []
+    seconds, more = 0.0, True
+    while more:
+        with shown(run.progress) as on_progress:
+            done = run_shards(work, address, on_progress=on_progress)
+        results += done
+        seconds += max(seconds for seconds, _, _ in done)
+        with run.folder.lock():
+            more = not any(interrupted for _, _, interrupted in done) and draw_more(run)
     with run.folder.lock():
         counts = merge_locked(run)
     caps = caps_of(run)
     return Generated(
         run.folder.path,
         counts,
-        seconds=max(seconds for seconds, _, _ in results),
+        seconds=seconds,
         tokens=sum(tokens for _, tokens, _ in results),
         interrupted=any(interrupted for _, _, interrupted in results),
         below_cap={} if run.recipe.extend else below_cap(run, caps, counts),

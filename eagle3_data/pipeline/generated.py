@@ -36,6 +36,7 @@ class Generated:
     warnings: tuple[str, ...] = ()
     below_cap: Mapping[str, int] = field(default_factory=dict)
     go_on: str = ""
+    by_tokens: tuple[str, ...] = ()  # of sources with `tokens`: the target, and what was reached
 
     @property
     def failed(self) -> int:
@@ -58,6 +59,7 @@ class Generated:
             "shard": list(self.shard) if self.shard else None,
             "warnings": list(self.warnings),
             "below_cap": dict(self.below_cap),
+            "by_tokens": list(self.by_tokens),
         }
 
     def to_text(self) -> str:
@@ -74,6 +76,7 @@ class Generated:
                     f"{name}: {c.complete:,} of {c.dialogues:,} dialogues complete, {c.records:,} turns answered of "
                     f"{c.turns_scripted:,} scripted" + (f"; ended early: {ends}" if ends else "")
                 )
+        notes += self.by_tokens
         if self.tokens:
             rate = self.tokens / max(self.seconds, 1e-9)
             notes.append(f"{self.tokens:,} completion tokens in {self.seconds:,.1f} s ({rate:,.0f} tokens/s)")

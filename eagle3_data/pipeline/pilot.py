@@ -89,7 +89,7 @@ def pilot(run: Run, *, rows: int | None = None, high_cap: int | None = None) -> 
 
     def small(spec: SourceSpec) -> SourceSpec:
         wanted = rows or rows_for_cap(spec.truncation_target or DEFAULT_TARGET, allowed=_PILOT_SPARE)
-        return spec.model_copy(update={"rows": wanted, "max_new_tokens": first, "holdout": 0})
+        return spec.model_copy(update={"rows": wanted, "tokens": None, "max_new_tokens": first, "holdout": 0})
 
     recipe = run.recipe.model_copy(
         update={

@@ -5,7 +5,8 @@ sees it, and the cost. Nothing is sent but the check of the servers; the prompts
 `generate` and `run` find them.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from eagle3_data.pipeline.generate import check_servers, tools_warnings
 from eagle3_data.pipeline.opening import Run, load_target, source_targets
 from eagle3_data.pipeline.prepare import Prepared, prepare_locked
 from eagle3_data.pipeline.tables import show_table
+from eagle3_data.pipeline.token_rows import TokenPlan, plan_of
 from eagle3_data.target import Target
 
 PLAN_ROWS: Final = 20_000
@@ -47,6 +49,7 @@ class Plan:
     cost: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
     script: str = ""
+    by_tokens: tuple[TokenPlan, ...] = ()
 
     @property
     def trouble(self) -> str:
@@ -69,6 +72,7 @@ class Plan:
             "server": _facts(self.server),
             "no_server": self.no_server,
             "cost": dict(self.cost),
+            "tokens": {one.source: one.to_dict() for one in self.by_tokens},
             "warnings": list(self.warnings),
         }
 
@@ -97,6 +101,7 @@ class Plan:
             )
         elif not self.trouble:
             parts.append(f"No server was asked, so budgets are not known: {self.no_server}.")
+        parts += ["\n".join(one.sentence() for one in self.by_tokens)] if self.by_tokens else []
         parts.append(_cost_words(self.cost))
         return "\n\n".join(parts)
 
@@ -144,6 +149,8 @@ def plan(run: Run) -> Plan:
         if rows:
             fits[spec.name] = plan_prompts.fits(tokens, cap)
             examples[spec.name] = plan_prompts.example(path, asked)
+    manifest = run.folder.read_manifest()
+    by_tokens = tuple(plan_of(run.folder, spec, manifest) for spec in run.recipe.sources if spec.tokens)
     return Plan(
         prepared,
         target,
@@ -153,9 +160,10 @@ def plan(run: Run) -> Plan:
         examples,
         server,
         no_server,
-        _cost(run, reports, answers),
+        _cost(run, reports, answers, by_tokens),
         tools_warnings(run, target),
         script,
+        by_tokens,
     )
 
 
@@ -180,13 +188,26 @@ def _worth_words(worth: Mapping[str, Worth]) -> str:
     return "\n".join(f"{', '.join(names)}: {text}" for text, names in of.items())
 
 
-def _cost(run: Run, reports: Mapping[str, PromptReport], answers: Mapping[str, int]) -> dict[str, Any]:
-    """Requests and tokens at most; hours at the throughput this run has measured so far."""
+def _cost(
+    run: Run, reports: Mapping[str, PromptReport], drawn: Mapping[str, int], by_tokens: Sequence[TokenPlan]
+) -> dict[str, Any]:
+    """Requests and tokens at most; hours at the throughput this run has measured so far.
+
+    A source with `tokens` is reckoned with the prompts that it will take, where that is known, and its target.
+    """
+    targets = {one.source: one.tokens for one in by_tokens}
+    grown = {one.source: one.high / one.drawn for one in by_tokens if one.high and one.drawn and not one.short}
+    answers = {name: math.ceil(count * max(1.0, grown.get(name, 1.0))) for name, count in drawn.items()}
     requests = sum(answers.values())
     means = {name: report.values["lengths"]["mean"]["value"] or 0 for name, report in reports.items()}
     caps = _known_caps(run)
     prompt = sum(means[name] * answers[name] for name in reports)
-    most = sum(caps[name] * answers[name] for name in reports if name in caps)
+    # the answer that reaches a target may go beyond it
+    most = sum(
+        targets[name] + caps[name] if name in targets else caps[name] * answers[name]
+        for name in reports
+        if name in caps
+    )
     rate = run.folder.read_manifest().throughput.tokens_per_second
     return {
         "requests": requests,

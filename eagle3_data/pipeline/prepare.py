@@ -6,8 +6,8 @@ Goes in: a run. Comes out: `prompts/<source>.parquet`, `prompts/rejects.json` an
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from datasets import Dataset
 
 from eagle3_data import __version__, sources
 from eagle3_data.errors import DataError, IdentityError
+from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.manifest import DrawReport, Extent, SourceExtent
+from eagle3_data.pipeline import token_rows
 from eagle3_data.pipeline.consent import without_token
 from eagle3_data.pipeline.opening import Run, guard_identity, load_target
 from eagle3_data.pipeline.tables import show_table
@@ -32,17 +34,19 @@ _USED_CAPS = ("sent_cap", "extended_to")
 _LIBRARIES = ("datasets", "transformers")
 _LATER = (
     *("max_new_tokens", "truncation_target", "holdout", "num_proc"),
-    *("sampling", "thinking", "samples", "tool_results"),
+    *("sampling", "thinking", "samples", "tool_results", "tokens", "tokens_final"),
 )
+_NUMBERS = ("rows", "token_rows")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prepare` made: a SourceReport (as a dictionary) for each source, and which sources were there already."""
+    """What `prepare` made: a report for each source, which sources were there already, and the draws by tokens."""
 
     folder: Path
     reports: Mapping[str, DrawReport]
     reused: tuple[str, ...] = ()
+    by_tokens: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reports, ready for JSON."""
@@ -71,7 +75,9 @@ class Prepared:
                     f"{name}: a cluster sample, out of {len(report.files)} of {report.files_of} files; rows of one "
                     "file are alike, so intervals are wider than those shown"
                 )
-            if report.short:
+            if name in self.by_tokens:
+                notes.append(f"{name}: {self.by_tokens[name]}")
+            elif report.short:
                 notes.append(f"{name}: {report.requested:,} prompts were asked for, there are only {report.drawn:,}")
         columns = ["source", "rows read", "kept", "rejected", "duplicates", "prompts", "drawn"]
         return show_table("Prompts", columns, rows, *notes, f"prompts: {self.folder / 'prompts'}")
@@ -94,8 +100,8 @@ def prepare(run: Run, *, again: bool = True) -> Prepared:
         return prepare_locked(run, again=again)
 
 
-def prepare_locked(run: Run, *, again: bool) -> Prepared:
-    """As `prepare`, for a caller that holds the run's lock."""
+def prepare_locked(run: Run, *, again: bool, journal: Journal | None = None) -> Prepared:
+    """As `prepare`, for a caller that holds the run's lock and may have its journal open."""
     recipe, folder = run.recipe, run.folder
     manifest = folder.read_manifest()
     guard_identity(folder, manifest, {"draw_seed": recipe.draw_seed})
@@ -108,9 +114,15 @@ def prepare_locked(run: Run, *, again: bool) -> Prepared:
         before, now = manifest.extent_of(spec.name), extent_of(recipe, spec)
         _refuse_fewer_answers(run, spec, before)
         # the caps that generation has really used stay until generation itself raises them
-        used = {key: value for key in _USED_CAPS if (value := getattr(before, key)) is not None}
+        used: dict[str, Any] = {key: value for key in _USED_CAPS if (value := getattr(before, key)) is not None}
+        rows = spec.rows
+        if spec.tokens is not None:
+            alike = _drawn_from(before, but=_NUMBERS) == _drawn_from(now, but=_NUMBERS)
+            draw = token_rows.rows_to_draw(folder, spec, manifest, same=alike, journal=journal)
+            rows, used["token_rows"] = draw.rows, draw.rows
+            used["tokens_final"] = draw.final
         extents[spec.name] = now.model_copy(update=used)
-        same = _drawn_from(before) == _drawn_from(now)
+        same = _drawn_from(before) == _drawn_from(extents[spec.name])
         there = spec.name in manifest.reports and folder.prompts_path(spec.name).is_file()
         if not again and same and there and not recipe.dedupe_across:
             done[spec.name] = manifest.reports[spec.name]
@@ -118,7 +130,7 @@ def prepare_locked(run: Run, *, again: bool) -> Prepared:
             continue
         target = target or load_target(recipe)
         with without_token(recipe.anonymous):
-            drawn = _draw(recipe, spec, earlier, target)
+            drawn = _draw(recipe, spec, rows, earlier, target)
         if recipe.dedupe_across:
             earlier.append(drawn)
         write_parquet(folder.prompts_path(spec.name), _tables(drawn.prompts), arrow_schema(PROMPT_FEATURES))
@@ -139,7 +151,13 @@ def prepare_locked(run: Run, *, again: bool) -> Prepared:
             }
         )
     )
-    return Prepared(folder.path, done, tuple(reused))
+    by_tokens = {
+        spec.name: f"{done[spec.name].drawn:,} prompts are drawn for {spec.tokens:,} output tokens"
+        + ("" if extents[spec.name].tokens_final else " so far")
+        for spec in recipe.sources
+        if spec.tokens is not None
+    }
+    return Prepared(folder.path, done, tuple(reused), by_tokens)
 
 
 def extent_of(recipe: Recipe, spec: SourceSpec) -> SourceExtent:
@@ -172,9 +190,9 @@ def _refuse_fewer_answers(run: Run, spec: SourceSpec, before: SourceExtent) -> N
             )
 
 
-def _drawn_from(extent: SourceExtent) -> dict[str, Any]:
+def _drawn_from(extent: SourceExtent, but: Sequence[str] = ()) -> dict[str, Any]:
     # a key that is not given is as good as one that an older version did not know
-    return extent.model_dump(mode="json", exclude={*_LATER, *_USED_CAPS}, exclude_none=True)
+    return extent.model_dump(mode="json", exclude={*_LATER, *_USED_CAPS, *but}, exclude_none=True)
 
 
 def _screens(recipe: Recipe, spec: SourceSpec, target: Target) -> Iterator[sources.Screen]:
@@ -197,12 +215,14 @@ def _screens(recipe: Recipe, spec: SourceSpec, target: Target) -> Iterator[sourc
         yield benchmarks
 
 
-def _draw(recipe: Recipe, spec: SourceSpec, earlier: list[sources.Drawn], target: Target) -> sources.Drawn:
+def _draw(
+    recipe: Recipe, spec: SourceSpec, rows: int | None, earlier: list[sources.Drawn], target: Target
+) -> sources.Drawn:
     return sources.draw(
         spec.source,
         spec.config,
         recipe.data_files(spec),
-        spec.rows,
+        rows,
         recipe.draw_seed,
         entry=spec.name,
         turns=spec.turns,

@@ -65,8 +65,6 @@ def with_key_table(text: str) -> str:
 
 def _keys(model: type[Strict], found: Mapping[str, Any], schema: Mapping[str, Any], above: str) -> Iterator[Key]:
     for name in model.user_keys():
-        if found["properties"][name].get("not") == {}:
-            continue  # not available in this version
         part = found["properties"][name]
         # an entry's own name says which source it reads, where `source` does not
         required = name in found.get("required", ()) and (model, name) != (SourceSpec, "source")

@@ -22,7 +22,6 @@ from eagle3_data import sources
 from eagle3_data.recipe.values import (
     AUTO,
     FileShare,
-    Later,
     OneOrMore,
     RepoName,
     Revision,
@@ -105,8 +104,7 @@ class SourceSpec(Strict):
         int | None,
         Within(1, 10**15),
         TokenCount(),
-        Later(),
-        Field(description="in place of rows: as many as give so many output tokens, such as 200M"),
+        Field(description="in place of rows: as many, in draw order, as give so many output tokens, such as 200M"),
     ] = None
     files: Annotated[
         FileShare | None,

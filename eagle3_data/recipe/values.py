@@ -4,7 +4,6 @@ Goes in: plain values. Comes out: types that pydantic checks, with their forms i
 """
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
@@ -70,35 +69,6 @@ class TokenCount:
         if match is None:
             raise wrong(f"expected a number of tokens, such as 200M or 200000000, found {shortened(value)}")
         return round(float(match[1]) * cls._UNITS[match[2]])
-
-
-@dataclass(frozen=True)
-class Later:
-    """A key, or some values of it, whose behaviour has not landed yet: refused, and not documented.
-
-    Remove it from the key when the code that obeys the key is there.
-    """
-
-    refuses: ClassVar[bool] = True
-    values: tuple[Any, ...] = ()
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self._refuse, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        if not self.values:
-            return {"not": {}}
-        found = handler(schema)
-        return {**found, "enum": [value for value in found["enum"] if value not in self.values]}
-
-    def _refuse(self, value: Any) -> Any:
-        if not self.refuses:
-            return value
-        if not self.values:
-            raise wrong("this key is not available in this version yet")
-        if value in self.values:
-            raise wrong(f"{shortened(value)} is not available in this version yet")
-        return value
 
 
 ServerUrl = Annotated[

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from eagle3_data.errors import RecipeError
-from eagle3_data.recipe import EngineSpec, PublishSpec, Recipe, SourceSpec, load_recipe, parse_recipe, shipped_recipes
-from eagle3_data.recipe.documentation import keys
-from eagle3_data.recipe.values import Later
+from eagle3_data.recipe import Recipe, load_recipe, parse_recipe, shipped_recipes
 from eagle3_data.sampling import SAMPLING_DEFAULTS
 
 GOOD = """\
@@ -189,32 +187,11 @@ def test_the_shipped_recipes_are_right(name: str) -> None:
 
 
 def given(entry: str, **above: str) -> Recipe:
-    """A recipe of one source with `entry` among its keys; keys that have no implementation yet are let through."""
+    """A recipe of one source with `entry` among its keys."""
     lines = "".join(f"{key}: {value}\n" for key, value in above.items())
     return parse_recipe(f"{BASE}{lines}sources:\n  B1_glaive: {{max_new_tokens: 5, {entry}}}", "r.yaml")
 
 
-@pytest.fixture
-def everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Later, "refuses", False)
-
-
-def test_a_key_without_an_implementation_is_refused() -> None:
-    """Keys leave this list when the code that obeys them is there."""
-    models = {"": Recipe, "sources.<name>.": SourceSpec, "engine.": EngineSpec, "publish.": PublishSpec}
-    later = {
-        f"{place}{name}"
-        for place, model in models.items()
-        for name, field in model.model_fields.items()
-        if any(isinstance(mark, Later) and not mark.values for mark in field.metadata)
-    }
-    assert not later & {key.name for key in keys()}
-    if "sources.<name>.samples" in later:
-        with pytest.raises(RecipeError, match=r"r\.yaml:4: sources\.B1_glaive\.samples: .* not available"):
-            given("samples: 2")
-
-
-@pytest.mark.usefixtures("everything")
 def test_a_source_has_its_own_sampling_thinking_and_samples() -> None:
     recipe = given("samples: 2, thinking: true, sampling: {top_p: 0.5}", sampling="{temperature: 0.7, top_p: 1}")
     (spec,) = recipe.sources
@@ -222,13 +199,11 @@ def test_a_source_has_its_own_sampling_thinking_and_samples() -> None:
     assert recipe.thinking_of(spec) is True and spec.samples == 2
 
 
-@pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize(("written", "tokens"), [("200M", 200_000_000), ("1.5B", 1_500_000_000), ("12", 12)])
 def test_tokens_have_units(written: str, tokens: int) -> None:
     assert given(f"tokens: {written}").sources[0].tokens == tokens
 
 
-@pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

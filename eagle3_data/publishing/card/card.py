@@ -246,6 +246,8 @@ def _source(
         "config": extent.get("config") or report.get("config"),
         "turns": extent.get("turns") or report.get("turns"),
         "requested": extent.get("rows", report.get("requested")),
+        "tokens": extent.get("tokens"),
+        "output_tokens": whole.completion_tokens,
         "cap": _cap_words(cap if cap is not None else extent.get("max_new_tokens"), further, whole.cut_at),
         "validation": splits["validation"].rows if "validation" in splits else 0,
         "read": report.get("read", 0),
