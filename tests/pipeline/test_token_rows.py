@@ -14,7 +14,7 @@ from support.pipeline import call, command, glaive_file, parquet_bytes, recipe, 
 
 from eagle3_data.pipeline.token_rows import Lengths
 
-ROWS = 400
+ROWS = 300
 CAP = 40
 
 
@@ -46,7 +46,7 @@ def records(folder: Path) -> list[dict[str, object]]:
 def lengths_in_draw_order(url: str, tokenizer: Path, data: Path, folder: Path, **entry: object) -> list[int]:
     """Output tokens of every prompt of the source, from a run of all of them."""
     path = recipe(folder / "all.yaml", url, tokenizer, data, **entry)
-    call("run", path, "--runs", "all", cwd=folder)
+    call("generate", path, "--runs", "all", cwd=folder)
     drawn = pq.read_table(folder / "all" / "tried" / "prompts" / "B1_glaive.parquet")["sample_id"].to_pylist()
     sums = dict.fromkeys(drawn, 0)
     for row in records(folder / "all" / "tried"):
@@ -83,16 +83,16 @@ def test_a_run_by_tokens_is_the_smallest_prefix_of_the_draw(
 
     # the same prompts by their number: the same files
     by_rows = recipe(tmp_path / "n.yaml", url, tokenizer, data, rows=rows, holdout=3)
-    call("run", by_rows, "--runs", "counted", cwd=tmp_path)
+    call("generate", by_rows, "--runs", "counted", cwd=tmp_path)
     assert parquet_bytes(tmp_path / "counted" / "tried") == kept
 
     # growing: nothing is asked again, and the files are those of a run that asked for so many at once
     done = asked(tmp_path)
-    call("run", recipe(tmp_path / "r.yaml", url, tokenizer, data, tokens=5000, holdout=3), cwd=tmp_path)
+    call("generate", recipe(tmp_path / "r.yaml", url, tokenizer, data, tokens=5000, holdout=3), cwd=tmp_path)
     more = int(np.searchsorted(sums, 5000)) + 1
     assert asked(tmp_path) - done < more - rows + 2 * 32 + 1
     fresh = recipe(tmp_path / "f.yaml", url, tokenizer, data, tokens=5000, holdout=3)
-    call("run", fresh, "--runs", "fresh", cwd=tmp_path)
+    call("generate", fresh, "--runs", "fresh", cwd=tmp_path)
     assert parquet_bytes(run) == parquet_bytes(tmp_path / "fresh" / "tried")
     assert {row["sample_id"] for row in records(tmp_path / "counted" / "tried")} <= {
         row["sample_id"] for row in records(run)
@@ -104,17 +104,17 @@ def test_kill_9_changes_nothing_in_the_result(tokenizer: Path, data: Path, tmp_p
     moments = random.Random(os.urandom(8))
     with server(tokenizer, "--delay", "0.05", log=tmp_path / "asked.txt") as url:
         path = recipe(tmp_path / "r.yaml", url, tokenizer, data, tokens=2500)
-        for _ in range(4):
+        for _ in range(3):
             start = asked(tmp_path)
-            process = command("run", path, cwd=tmp_path)
+            process = command("generate", path, cwd=tmp_path)
             deadline = time.monotonic() + 60
             while asked(tmp_path) == start and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(moments.uniform(0, 0.5))
             process.kill()
             process.communicate()
-        call("run", path, cwd=tmp_path)
-        call("run", path, "--runs", "calm", cwd=tmp_path)
+        call("generate", path, cwd=tmp_path)
+        call("generate", path, "--runs", "calm", cwd=tmp_path)
     assert parquet_bytes(tmp_path / "runs" / "tried") == parquet_bytes(tmp_path / "calm" / "tried")
     assert sum(len(row["output_ids"]) for row in records(tmp_path / "calm" / "tried")) >= 2500  # type: ignore[arg-type]
 
@@ -140,7 +140,7 @@ def test_samples_and_turns_count_with_their_prompt(
     above = {"sampling": entry["sampling"]} if "sampling" in entry else {}
     sums = np.cumsum(lengths_in_draw_order(url, tokenizer, data, tmp_path, **source, **above))
     path = recipe(tmp_path / "r.yaml", url, tokenizer, data, tokens=1500, **source, **above)
-    call("run", path, cwd=tmp_path)
+    call("generate", path, cwd=tmp_path)
     run = tmp_path / "runs" / "tried"
     assert sum(len(row["output_ids"]) for row in records(run)) == sums[np.searchsorted(sums, 1500)]  # type: ignore[arg-type]
     assert len({row["dialogue"] for row in records(run)}) == int(np.searchsorted(sums, 1500)) + 1
@@ -168,7 +168,7 @@ def test_plan_says_what_tokens_will_take(url: str, tokenizer: Path, data: Path, 
     assert plan["where"] == "the pilot" and plan["measured"] == 60
     assert plan["low"] <= int(np.searchsorted(sums, 3000)) + 1 <= plan["high"]
     assert values["cost"]["completion_tokens_at_most"] == 3000 + CAP
-    call("run", path, cwd=tmp_path)
+    call("generate", path, cwd=tmp_path)
     assert "of this run" in call("plan", path, cwd=tmp_path)[0]
 
 
