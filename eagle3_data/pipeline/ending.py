@@ -71,6 +71,8 @@ def _made(generated: Generated, card: Path | None, published: PublishReport | No
         speed = generated.tokens / max(generated.seconds, 1e-9)
         rate = f"; {generated.tokens:,} new tokens in {generated.seconds:,.0f} s ({speed:,.0f} tokens/s)"
     lines = [f"{wording.count(total, 'record')} in {generated.folder / 'records'}: {_by_source(records)}{rate}"]
+    if generated.by_tokens:
+        lines.append("; ".join(generated.by_tokens[:_MOST_SOURCES]))
     if card is not None:
         lines.append(f"the data set card {card}, the lengths {generated.folder / 'lengths.html'}")
     if published is not None:
@@ -93,7 +95,9 @@ def _wrong(
     if not generated.interrupted and (missing := {n: f"{c.missing:,}" for n, c in counts.items() if c.missing}):
         yield f"prompts not asked yet: {_by_source(missing)}"
     if short := {
-        name: f"{report.drawn:,} of {report.requested:,}" for name, report in prepared.reports.items() if report.short
+        name: f"{report.drawn:,} of {report.requested:,}"
+        for name, report in prepared.reports.items()
+        if report.short and name not in prepared.by_tokens
     }:
         yield f"fewer prompts than the recipe asks for: {_by_source(short)}"
     if cut := {name: words for name, section in sections.items() if (words := _cut(section))}:
