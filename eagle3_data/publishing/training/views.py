@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import datasets
 import numpy as np
@@ -108,20 +108,48 @@ def _check_record_columns(names: Sequence[str] | None, wanted: Sequence[str]) ->
         raise UsageError(f"no column {missing[0]!r}: to_training takes records of eagle3-data, with all their columns")
 
 
-def _lazy(records: datasets.Dataset, options: RowOptions, columns: Sequence[str]) -> datasets.Dataset:
-    kept = _kept_rows(records, options)
-    chosen = records if kept is None else records.select(kept)
-    prompt, answer = STORED.values()
+class _Join(dict[str, int]):
+    """The transform of a lazy data set, which makes rows of a batch of stored columns.
 
-    def transform(batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        pairs = [join(*ids, options.max_length) for ids in zip(batch[prompt], batch[answer], strict=True)]
+    It is a mapping because `save_to_disk` writes a transform as JSON, which asks a mapping for its items: there it
+    says what to do, also of a data set that was selected from or shuffled.
+    """
+
+    def __init__(self, max_length: int | None, columns: tuple[str, ...]) -> None:
+        super().__init__(rows=0)
+        self._options = (max_length, columns)
+
+    def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        max_length, columns = self._options
+        stored = zip(*(batch[name] for name in STORED.values()), strict=True)
+        pairs = [join(prompt, answer, max_length) for prompt, answer in stored]
         return {
             **{name: batch[name] for name in columns},
             "input_ids": [ids for ids, _ in pairs],
             "loss_mask": [mask for _, mask in pairs],
         }
 
-    return chosen.select_columns([*columns, *STORED]).rename_columns(STORED).with_transform(transform)
+    def items(self) -> NoReturn:
+        raise UsageError(
+            "save_to_disk: these training rows are made when they are read, so there are none to save; use "
+            "to_training(..., materialize=True)"
+        )
+
+    def __deepcopy__(self, memo: Any) -> "_Join":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Join, self._options
+
+
+def _lazy(records: datasets.Dataset, options: RowOptions, columns: Sequence[str]) -> datasets.Dataset:
+    kept = _kept_rows(records, options)
+    chosen = records if kept is None else records.select(kept)
+    return (
+        chosen.select_columns([*columns, *STORED])
+        .rename_columns(STORED)
+        .with_transform(_Join(options.max_length, tuple(columns)))
+    )
 
 
 def _kept_rows(records: datasets.Dataset, options: RowOptions) -> NDArray[np.int64] | None:

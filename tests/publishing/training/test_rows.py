@@ -1,7 +1,9 @@
 """Training rows: prompt and output side by side, a mask that is exact, nothing lost without being counted."""
 
 import json
+import pickle
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,20 @@ def test_a_lost_transform_gives_no_prompt_in_place_of_a_row(tmp_path: Path) -> N
         assert set(lost) == {"prompt_ids", "answer_ids"}
     rows.to_parquet(tmp_path / "rows.parquet")
     assert pq.read_schema(tmp_path / "rows.parquet").names == ["prompt_ids", "answer_ids"]
+    mapped = rows.map(lambda row: {"n": len(row["input_ids"])})
+    assert mapped.column_names == ["prompt_ids", "answer_ids", "n"]
+    assert mapped.with_format(None)["n"][:] == [len(row["input_ids"]) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "changed", [lambda rows: rows, lambda rows: rows.select([1, 0]), lambda rows: rows.shuffle(1)]
+)
+def test_lazy_rows_say_how_they_can_be_saved(tmp_path: Path, changed: Callable[[Any], Any]) -> None:
+    rows = changed(to_training(records()))
+    with pytest.raises(UsageError, match=r"^save_to_disk: .*; use to_training\(\.\.\., materialize=True\)$"):
+        rows.save_to_disk(tmp_path / "saved")
+    again = pickle.loads(pickle.dumps(rows))
+    assert [list(row["input_ids"]) for row in again] == [list(row["input_ids"]) for row in rows]
 
 
 def test_materialised_rows_are_a_plain_data_set(tmp_path: Path) -> None:
