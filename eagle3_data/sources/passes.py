@@ -96,6 +96,7 @@ def make_draw(work: Work, report: SourceReport, folder: Path, progress: Progress
     report.drawn = tally.drawn
     report.licenses = dict(tally.licenses.most_common())
     report.origins = dict(sorted(tally.origins.items(), key=lambda item: (-item[1], item[0]))[:ORIGINS_SHOWN])
+    report.unclosed = tally.unclosed
     report.turns_scripted, report.cut_short = tally.turns_scripted, dict(sorted(tally.cut_short.items()))
     write_json(folder / "report.json", report.to_dict())
 

@@ -60,6 +60,7 @@ class SourceReport:
     cut_short: dict[str, int] = field(
         default_factory=dict
     )  # drawn dialogues that end before a damaged turn, by reason
+    unclosed: int = 0  # drawn prompts whose history holds thinking without an answer
     licenses: dict[str, int] = field(default_factory=dict)  # of the drawn prompts
     origins: dict[str, int] = field(default_factory=dict)  # of the drawn prompts, the most frequent
     reject_examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -94,11 +95,26 @@ class SourceReport:
         lines += [f"  {difference}" for difference in self.differences]
         if self.turns_scripted:
             lines.append(f"  {self.turns_scripted:,} turns scripted in {self.drawn:,} dialogues")
+        if self.unclosed:
+            lines.append(f"  {self.unclosed:>9,}  prompts with thinking without an answer in their history")
         for reason, count in sorted(self.cut_short.items()):
             lines.append(f"  {count:>9,}  dialogues end before a turn with {reason}: {REASONS.get(reason, '')}")
         for reason, count in sorted(self.rejected.items(), key=lambda item: (-item[1], item[0])):
             lines.append(f"  {count:>9,}  {reason}: {REASONS.get(reason, '')}")
         return "\n".join(lines)
+
+
+def _unclosed(messages: pa.ListArray) -> int:
+    """Count the prompts in which an assistant message holds thinking, but neither text nor calls."""
+    flat = messages.flatten()
+    role, content, reasoning, calls = (
+        flat.field(name) for name in ("role", "content", "reasoning_content", "tool_calls")
+    )
+    without_calls = pc.equal(pc.fill_null(pc.list_value_length(calls), 0), 0)
+    thinking = pc.greater(pc.fill_null(pc.binary_length(reasoning), 0), 0)
+    found = pc.and_(pc.and_(pc.equal(role, "assistant"), thinking), pc.and_(pc.equal(content, ""), without_calls))
+    rows = pc.list_parent_indices(messages).filter(pc.fill_null(found, False))
+    return len(pc.unique(rows))
 
 
 @dataclass
@@ -111,6 +127,7 @@ class Tally:
     licenses: Counter[str] = field(default_factory=Counter)
     drawn: int = 0
     turns_scripted: int = 0
+    unclosed: int = 0
     cut_short: Counter[str] = field(default_factory=Counter)
     filtered: Counter[str] = field(default_factory=Counter)  # what the filter left out, by label
 
@@ -129,6 +146,7 @@ class Tally:
         for name, counts in (("origin", self.origins), ("license", self.licenses)):
             for entry in pc.value_counts(table[name]).to_pylist():
                 counts[entry["values"]] += entry["counts"]
+        self.unclosed += _unclosed(table["messages"].combine_chunks())
         if scripts:
             columns = zip(table["messages"].to_pylist(), table["source_turn"].to_pylist(), strict=True)
             self.turns_scripted += sum(len(answered(messages, turn)) for messages, turn in columns)

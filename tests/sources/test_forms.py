@@ -317,3 +317,21 @@ def test_counts_are_compared_with_what_the_source_states(counts: dict[str, Any],
     given = {"turns": "first", **counts}
     report = SourceReport("s", "s", "c", upstream="o/r", revision="", seed=0, requested=None, **given)
     assert len(differences(ConfigInfo("o/r", rows=1_200_000, distinct=65_000), report)) == found
+
+
+@pytest.mark.parametrize("turns", ["prefix", "last"])
+def test_thinking_that_never_closes_is_counted_where_it_is_kept(turns: str, tmp_path: Path) -> None:
+    def chat(answer: str, ask: str) -> dict[str, Any]:
+        texts = [("user", ask), ("assistant", answer), ("user", "and?")]
+        return {"messages": [{"role": role, "content": text} for role, text in texts]}
+
+    answers = ["<think>so", "<think>\nso on", "<think>so</think>yes", "yes", "so</think>"]
+    rows = [chat(answer, f"{at}?") for at, answer in enumerate(answers)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    report = draw("chat", data_files=str(path), turns=turns, keep_unclosed=True, cache_dir=tmp_path / "cache").report
+    assert report.unclosed == 3  # the last is thinking without an answer, too
+    assert "3  prompts with thinking without an answer" in report.to_text()
+    default = draw("chat", data_files=str(path), turns=turns, cache_dir=tmp_path / "cache").report
+    assert default.unclosed == 1
+    assert default.rejected == {"unclosed_thinking": 2}
