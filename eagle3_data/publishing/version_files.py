@@ -1,7 +1,7 @@
 """The files of one version: what of a run folder goes to the Hub, and in which form.
 
 Goes in: a finished run folder. Comes out: record files, lengths and figures as they lie there, and a manifest and a
-recipe made fit for strangers: revisions pinned, addresses and paths of the machine that made them left out.
+recipe made fit for publication: revisions pinned, addresses and paths of the machine that made them left out.
 """
 
 import contextlib
@@ -256,7 +256,7 @@ def _parquet_metadata(file: VersionFile) -> bytes:
 
 
 def public_manifest(manifest: Mapping[str, Any], sources: Sequence[str]) -> dict[str, Any]:
-    """Return the manifest for strangers: only the published sources, no addresses, paths or credentials."""
+    """Return the manifest as it is published: only the published sources, no addresses, paths or credentials."""
     kept: dict[str, Any] = {key: value for key, value in manifest.items() if key != "recipe"}
     for key in ("sources", "generation"):
         if isinstance(kept.get(key), Mapping):

@@ -251,26 +251,62 @@ def training(run: RunFolder) -> None:
 def flat_memory(rows: int) -> None:
     """Export and materialise rows of 1,000 tokens in a process of its own; print the rate and the peak memory."""
     code = """
-import resource, sys, time
+import sys, threading, time
 from pathlib import Path
 import datasets
 from eagle3_data.publishing.training.exports import export
 from eagle3_data.publishing.training.views import to_training
 run, place = Path(sys.argv[1]), Path(sys.argv[2])
 datasets.disable_progress_bars()
+peak = {"RssAnon": 0, "VmRSS": 0}
+def watch():
+    while True:
+        for line in open("/proc/self/status"):
+            name, _, value = line.partition(":")
+            if name in peak:
+                peak[name] = max(peak[name], int(value.split()[0]) / 1e3)
+        time.sleep(0.02)
+threading.Thread(target=watch, daemon=True).start()
 def told(name, tokens, spent, cpu):
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     print(f"  {name:<24} {spent:8.2f} s   {tokens / 1e6 / spent:8.1f} M tokens/s"
-          f" ({tokens / 1e6 / cpu:.1f} a CPU second), peak {peak:,.0f} MB", flush=True)
+          f" ({tokens / 1e6 / cpu:.1f} a CPU second), peak {peak['RssAnon']:,.0f} MB of its own,"
+          f" {peak['VmRSS']:,.0f} MB with mapped files", flush=True)
 for name, kind in (("export to JSONL", "rows.jsonl"), ("export to Arrow", "rows")):
+    peak.update(RssAnon=0, VmRSS=0)
     start, cpu = time.perf_counter(), time.process_time()
     whole = export(run, "plain", place / kind).whole
     told(name, whole.tokens, time.perf_counter() - start, time.process_time() - cpu)
 files = [str(path) for path in run.rglob("records/*/*.parquet")]
 rows = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(place / "cache"))
 start, cpu = time.perf_counter(), time.process_time()
-to_training(rows, materialize=True, cache_dir=place)
+peak.update(RssAnon=0, VmRSS=0)
+made = to_training(rows, materialize=True, cache_dir=place)
 told("to_training, written", whole.tokens, time.perf_counter() - start, time.process_time() - cpu)
+import numpy as np
+chosen = np.random.default_rng(0).integers(len(made), size=20_000).tolist()
+def at_random(name, read):
+    start, cpu = time.perf_counter(), time.process_time()
+    rows = read()
+    spent, cpu = time.perf_counter() - start, time.process_time() - cpu
+    print(f"  at random, {name:<28} {rows / spent:8,.0f} rows/s ({rows / cpu:,.0f} a CPU second)", flush=True)
+arrow, arrays = made.with_format("arrow"), made.with_format("numpy")
+def of_arrow():
+    for index in chosen:
+        row = arrow[index]
+        for name in ("input_ids", "loss_mask"):
+            row[name][0].values.to_numpy()
+    return len(chosen)
+def of_numpy():
+    for index in chosen[:2_000]:
+        arrays[index]
+    return 2_000
+def in_batches():
+    for first in range(0, len(chosen), 32):
+        arrays.__getitems__(chosen[first:first + 32])
+    return len(chosen)
+at_random("arrow, made numpy arrays", of_arrow)
+at_random("numpy, row by row", of_numpy)
+at_random("numpy, batches of 32", in_batches)
 """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -106,15 +106,15 @@ def compare_rows(old: RowIndex, new: RowIndex, same: int = 0) -> RowChanges:
     _, left, right = np.intersect1d(old.keys, new.keys, assume_unique=True, return_indices=True)
     differs = old.answers[left] != new.answers[right]
     cut = differs & ~old.finished[left]
-    mended = cut & new.finished[right]
+    now_finished = cut & new.finished[right]
     longer = cut & ~new.finished[right] & (new.tokens[right] > old.tokens[left])
     return RowChanges(
         added=len(new.keys) - len(right),
         removed=len(old.keys) - len(left),
         unchanged=same + int((~differs).sum()),
-        finished=int(mended.sum()),
+        finished=int(now_finished.sum()),
         longer=int(longer.sum()),
-        changed=int((differs & ~mended & ~longer).sum()),
+        changed=int((differs & ~now_finished & ~longer).sum()),
     )
 
 

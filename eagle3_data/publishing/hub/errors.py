@@ -1,7 +1,7 @@
 """What the Hub refuses, in one clear line that never holds a token.
 
 Goes in: a block of calls to the Hub. Comes out: the same, with every failure turned into a HubError that says what
-mends it, and passing troubles (rate limits, broken connections, 5xx) waited out.
+fixes it, and passing troubles (rate limits, broken connections, 5xx) waited out.
 """
 
 import contextlib
@@ -141,7 +141,7 @@ def _told(repo: str, token: str | None, doing: str, error: BaseException) -> Hub
 
 
 def explain(error: BaseException, has_token: bool) -> str:
-    """Say in one line what a failed call to the Hub means and what mends it."""
+    """Say in one line what a failed call to the Hub means and what fixes it."""
     status = status_of(error)
     said = _server_message(error)
     if isinstance(error, OfflineModeIsEnabled):

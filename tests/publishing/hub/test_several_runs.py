@@ -47,8 +47,15 @@ def test_nightly_versions_read_back_exactly(hub: TestHub, tmp_path: Path) -> Non
     first = make_run(tmp_path / "1" / "run", rows, holdout=4, mean=150)
     assert publish(hub, first, "org/nightly", "auto")["version"] == "1.0.0"
     grown = make_run(tmp_path / "2" / "run", {GLAIVE: 60, MIXTURE: 20}, holdout=4, mean=150, cap=400)
+    # what processes at work leave in a run folder is no part of a version
+    for left in (grown.progress_path(), grown.journal_path / "00000.log", grown.path / "pilot" / "manifest.json"):
+        left.parent.mkdir(parents=True, exist_ok=True)
+        left.write_text("{}")
+    (grown.records_path(GLAIVE) / ".train-00000-of-00001.parquet.tmp").write_text("half a file")
     report = publish(hub, grown, "org/nightly", "auto")
     assert report["version"] == "1.1.0"
+    working = ("/.", ".progress", "journal", "pilot", ".tmp")
+    assert not [file for file in report["files"] if any(part in f"/{file['path']}" for part in working)]
     both = [
         [row for split in ("train", "validation") for row in records(run, GLAIVE, split)] for run in (first, grown)
     ]
