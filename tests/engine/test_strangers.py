@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -99,6 +100,26 @@ def test_after_sigterm_nothing_new_is_taken_and_it_ends() -> None:
         running.join(DRAIN_SECONDS + 10)
         assert answers[0][0] == 200 and len(json.loads(answers[0][1])["output_ids"]) == 150
         assert process.wait(DRAIN_SECONDS + 10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_wrong_key_is_a_401_whatever_its_bytes() -> None:
+    code = (
+        "from eagle3_data.engine import serve\n"
+        "serve(port=0, slots=1, api_key='right', on_ready=lambda url: print(url, flush=True))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    try:
+        assert process.stdout is not None
+        place = urlsplit(process.stdout.readline().strip())
+        found = []
+        for given in (b"", b"Bearer wrong", b"Bearer \xff\xfe", b"\xc3\x28", b"Bearer right"):
+            with socket.create_connection((place.hostname, place.port), timeout=30) as wire:
+                wire.sendall(b"GET /server_info HTTP/1.1\r\nHost: localhost\r\nAuthorization: " + given + b"\r\n\r\n")
+                found.append(wire.recv(64).split()[1])
+        assert found == [b"401"] * 4 + [b"200"]
     finally:
         process.kill()
         process.wait()
