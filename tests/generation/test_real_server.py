@@ -1,4 +1,4 @@
-"""Against the real SGLang server: two workers with one killed, continuation, and every edge of the context.
+"""Against the real SGLang server: two workers that are killed and stopped, continuation, every edge of the context.
 
 The server is heavy (each takes some gigabytes and half a minute to start): set EAGLE3_DATA_SGLANG to
 its folder and run with `-m sglang`.
@@ -10,23 +10,28 @@ import subprocess
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from support.generation import PlainTarget
 from support.shared import SHARED
 
-from eagle3_data.generation import Generator, run_generation
+from eagle3_data import schema
+from eagle3_data.generation import Generator, run_generation, write_records
+from eagle3_data.run_folder import RunFolder
 from eagle3_data.target import Target
 
 START = SHARED / "sglang" / "start.sh"
 SGLANG = os.environ.get("EAGLE3_DATA_SGLANG", "")
 SERVER = Path(SGLANG)
 PORTS = (31210, 31211)
+STOPPED_SECONDS = 90
 
 pytestmark = [
     pytest.mark.sglang,
@@ -57,15 +62,19 @@ def start(port: int) -> str:
     raise AssertionError(f"no SGLang on port {port}; see {SERVER}/server-{port}.log")
 
 
-def kill(port: int) -> None:
-    """End a worker and what it started, as a crash does."""
+def send(port: int, number: signal.Signals) -> None:
+    """Send a signal to a worker and what it started: SIGKILL is a crash, SIGSTOP a server that hangs."""
     pid = int((SERVER / f"server-{port}.pid").read_text())
     children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
     for each in [str(pid), *children]:
         try:
-            os.kill(int(each), signal.SIGKILL)
+            os.kill(int(each), number)
         except ProcessLookupError:
             continue
+
+
+def kill(port: int) -> None:
+    send(port, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +141,101 @@ def test_a_killed_worker_returns_and_nothing_is_lost(servers: list[str], tmp_pat
             after = step.journal.get(sample_id)
             assert before is not None and after is not None
             assert np.array_equal(before.output_ids, after.output_ids)
+
+
+def asked_prompts(count: int) -> datasets.Dataset:
+    """Return prompts as a run has them: chats, which the target renders."""
+    made = []
+    for number in range(count):
+        chat = [{"role": "user", "content": f"Tell me {number + 1} things about the number {number * 37 + 11}."}]
+        digest = schema.content_hash(chat, "[]")[:24]
+        made.append(
+            {
+                "sample_id": f"B1-{digest}",
+                "source": "B1",
+                "config": "all",
+                "source_revision": "r",
+                "source_file": "f.jsonl",
+                "source_row": number,
+                "source_turn": 0,
+                "origin": "",
+                "license": "mit",
+                "dialogue": f"B1-{digest}",
+                "turn": 0,
+                "later_turns": [],
+                "expected_tokens": 0,
+                "messages": chat,
+                "tools": "[]",
+            }
+        )
+    return datasets.Dataset.from_list(made, features=schema.PROMPT_FEATURES)
+
+
+def test_one_killed_and_one_stopped_change_no_record(servers: list[str], tmp_path: Path) -> None:
+    rows, at_once, killed, stopped = 48, 8, *PORTS
+    given, target = {"B1": asked_prompts(rows)}, Target.from_pretrained(SHARED / "tokenizers" / "smollm2")
+    events: list[tuple[str, float, int]] = []
+    said: set[str] = set()
+    answers: Counter[str] = Counter()
+
+    def revive() -> None:
+        start(killed)
+        events.append(("restarted", time.monotonic(), -1))
+
+    def let_go_on() -> None:
+        send(stopped, signal.SIGCONT)
+        events.append(("went on", time.monotonic(), -1))
+
+    restart, go_on = threading.Thread(target=revive), threading.Timer(STOPPED_SECONDS, let_go_on)
+
+    def on_progress(progress: Any) -> None:
+        done, happened = progress.sources["B1"].done, [name for name, *_ in events]
+        said.add(progress.paused)
+        if "killed" not in happened and done >= 4:
+            events.append(("killed", time.monotonic(), done))
+            send(killed, signal.SIGKILL)
+            restart.start()
+        elif "killed" in happened and "stopped" not in happened and done >= 10:
+            in_flight = next(one["in_flight"] for one in progress.servers if one["url"] == servers[1])
+            if in_flight:
+                events.append(("stopped", time.monotonic(), done))
+                send(stopped, signal.SIGSTOP)
+                go_on.start()
+
+    tables, requests = [], []
+    for name in ("calm", "troubled"):
+        run = RunFolder(tmp_path / name)
+        with Generator(
+            target, servers, {"temperature": 0.0}, {"B1": 24}, run.journal_path, concurrency=at_once
+        ) as step:
+            keep = step.journal.append
+
+            def counted(entry: Any, keep: Any = keep) -> None:
+                answers[entry.sample_id] += entry.outcome.answered
+                keep(entry)
+
+            answers.clear()
+            step.journal.append = counted  # type: ignore[method-assign]
+            try:
+                result = run_generation(given, step, on_progress if name == "troubled" else lambda progress: None)
+            finally:
+                if go_on.is_alive():
+                    go_on.cancel()
+                    send(stopped, signal.SIGCONT)
+            counts = write_records(given, run, target, journal=step.journal)["B1"]
+        requests.append(result.progress.requests)
+        assert (counts.records, counts.failed, counts.skipped, counts.missing) == (rows, 0, 0, 0)
+        assert sorted(answers.values()) == [1] * rows, "every row was answered once"
+        tables.append(pq.read_table(run.record_files("B1")[0]))
+    restart.join()
+    at = {name: seconds for name, seconds, _ in events}
+    print(f"requests {requests}", [(name, round(seconds - at["killed"], 1), done) for name, seconds, done in events])
+    assert {"killed", "restarted", "stopped", "went on"} == set(at)
+    assert any(f"nothing came from {servers[1]}" in text for text in said), said
+    assert tables[0].equals(tables[1])
+    # What a killed server was writing is asked again, and what was sent to it before its loss was seen; a stopped
+    # server's requests are not: they are answered when it goes on.
+    assert requests[0] == rows and requests[1] <= rows + 2 * at_once
 
 
 def test_extended_answers_equal_one_long_generation(servers: list[str], tmp_path: Path) -> None:
