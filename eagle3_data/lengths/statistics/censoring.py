@@ -65,8 +65,9 @@ class _Product:
         untouched = np.cumsum(self.cut) - self.cut == 0  # nothing censored before: counting is exact, products are not
         self.survival = np.where(untouched, after / max(self.rows, 1), np.cumprod(factors))
         self.survival[self.survival < _ROUNDING] = 0.0
+        hazard = np.zeros_like(after)
         with np.errstate(divide="ignore"):
-            hazard = np.where(self.ended > 0, self.ended / (at_risk * after), 0.0)
+            np.divide(self.ended, at_risk * after, out=hazard, where=self.ended > 0)
             self.log_mean = np.cumsum(np.log1p(-self.ended / (at_risk + 1)))
         self.greenwood = np.cumsum(hazard)
         # W+ is a product of Beta(at_risk - ended + 1, ended); r is the log of its second moment over its squared mean.
