@@ -1,11 +1,14 @@
 """The shipped quickstart, and runs on the embedded engine that die and go on."""
 
 import importlib.util
+import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import datasets
+import pyarrow.dataset as pds
 import pytest
 from support.pipeline import call, command, parquet_bytes
 
@@ -26,6 +29,15 @@ sampling: {temperature: 0.0}
 sources:
   B4_mixturethoughts: {data_files: samples, max_new_tokens: 24}
   B5_openthoughts: {data_files: samples, rows: 6, max_new_tokens: 24}
+"""
+
+LOOPING = """\
+name: loops
+engine: {embedded: smollm2-135m}
+sampling: {temperature: 0.2}
+sources:
+  B4_mixturethoughts: {data_files: samples, max_new_tokens: 1024}
+  B8_sweagent: {data_files: samples, max_new_tokens: 1024}
 """
 
 
@@ -63,3 +75,39 @@ def test_kill_9_with_the_deterministic_engine(tmp_path: Path) -> None:
     call("generate", recipe, cwd=tmp_path)
     call("generate", recipe, "--runs", "calm", cwd=tmp_path)
     assert parquet_bytes(tmp_path / "runs" / "small") == parquet_bytes(tmp_path / "calm" / "small")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_a_small_model_that_loops_is_found_out(tmp_path: Path) -> None:
+    """SmolLM2-135M at a low temperature: most of its answers of 1,024 tokens are loops, which no higher cap ends."""
+    recipe = tmp_path / "loops.yaml"
+    recipe.write_text(LOOPING)
+    folder, columns = tmp_path / "runs" / "loops", ["source", "sample_id", "output_ids", "loop_tokens", "rounds"]
+
+    def cut_rows() -> list[dict[str, Any]]:
+        rows = pds.dataset(folder / "records", format="parquet").to_table([*columns, "finish_reason"]).to_pylist()
+        return [row for row in rows if row.pop("finish_reason") == "length_cap"]
+
+    said, _ = call("run", recipe, cwd=tmp_path)
+    cut = cut_rows()
+    looping = [row for row in cut if row["loop_tokens"]]
+    print(f"{len(looping)} of {len(cut)} cut rows loop")
+    assert len(looping) >= 3 and len(looping) > len(cut) / 2
+    sections = json.loads((folder / "lengths.json").read_text())["sources"]
+    assert "answers that repeat themselves until they are cut" in said
+    for name, section in sections.items():
+        here = sum(row["source"] == name for row in looping)
+        assert section["looping"]["rows"] == here
+        if here:
+            assert f"{name} {here} with {1024 * here:,} of its " in said
+    card = (folder / "README.md").read_text()
+    assert "repeat themselves until they are cut" in card and "| cut in a loop |" in card
+    table, _ = call("extend", recipe, "--max-new-tokens", "1280", cwd=tmp_path)
+    assert "answers that repeat themselves until they are cut" in table
+    after = {
+        row["sample_id"]: row
+        for row in pds.dataset(folder / "records", format="parquet").to_table(columns).to_pylist()
+    }
+    assert [after[row["sample_id"]] for row in looping] == looping, "a loop is not continued"
+    assert all(after[row["sample_id"]]["rounds"] == 2 for row in cut if row not in looping)
