@@ -5,11 +5,9 @@ A row whose answer is in the journal costs no request; a failed one comes back a
 """
 
 import asyncio
-import dataclasses
 import functools
 import uuid
 import weakref
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,53 +17,27 @@ import aiohttp
 import datasets
 import numpy as np
 
-from eagle3_data.errors import DataError, TooManyFailures, UsageError
+from eagle3_data.errors import DataError, UsageError
+from eagle3_data.generation.answers import Answers, said
+from eagle3_data.generation.asked_how import AskedHow
 from eagle3_data.generation.asked_target import AskedTarget
-from eagle3_data.generation.budget import Extend, ladder, truncation
-from eagle3_data.generation.client.connections import Connection, Connections
+from eagle3_data.generation.budget import Extend
+from eagle3_data.generation.client.connections import Connections
 from eagle3_data.generation.client.facts import ServerFacts
 from eagle3_data.generation.client.preflight import compare_texts
 from eagle3_data.generation.client.protocol import AnswerReader, RequestBody
-from eagle3_data.generation.client.retrying import ContextLearnt, RetryPolicy, RowError
+from eagle3_data.generation.client.retrying import RetryPolicy
 from eagle3_data.generation.client.server import Server
 from eagle3_data.generation.client.servers import Concurrency
-from eagle3_data.generation.dialogues import Conversation, ScriptedPrompt, SourceSettings, Turn
-from eagle3_data.generation.journal.entry import Entry, Head, Ids, prompt_crc
+from eagle3_data.generation.dialogues import ScriptedPrompt, SourceSettings
+from eagle3_data.generation.failure_guard import FailureGuard
 from eagle3_data.generation.journal.journal import Journal, shared_journal
 from eagle3_data.generation.records.columns import DIALOGUE_FEATURES, Answered, step_columns
-from eagle3_data.loops import loop_tokens
-from eagle3_data.outcome import Outcome, of_code
-from eagle3_data.sampling import complete_sampling
 from eagle3_data.schema import clean_messages
 
 # Below this many rows at once Dataset.map spins on the tasks that wait behind a slow one (60 CPU seconds where 3 do).
 _MAP_TASKS: Final = 200_000
-_PLAIN: Final = SourceSettings()
-_GUARD_WINDOW: Final = 100
 _T = TypeVar("_T")
-_GUARD_AT_LEAST: Final = 20
-
-
-class FailureGuard:
-    """Stops a run in which most rows fail. Rows that failed in an earlier run do not count."""
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._recent: deque[bool] = deque(maxlen=_GUARD_WINDOW)
-
-    def note(self, failed: bool, reason: str = "") -> None:
-        """Take in one outcome.
-
-        Raises:
-            TooManyFailures: too large a share of the last hundred rows failed.
-        """
-        self._recent.append(failed)
-        count = sum(self._recent) if failed else 0
-        if len(self._recent) >= _GUARD_AT_LEAST and count > self._share * len(self._recent):
-            raise TooManyFailures(
-                f"{count} of the last {len(self._recent)} rows failed, the last with {reason}; the run was stopped, "
-                "finished rows are kept. Fix the cause and run the same command again"
-            )
 
 
 def _outside_loops(work: Callable[[], _T]) -> _T:
@@ -132,26 +104,10 @@ class Generator:
     ) -> None:
         if isinstance(urls, str):
             raise UsageError("urls: give a list of servers, not one text")
-        caps = dict(max_new_tokens) if isinstance(max_new_tokens, Mapping) else {"": max_new_tokens}
-        for source, cap in caps.items():
-            if isinstance(cap, bool) or not isinstance(cap, int) or cap < 1:
-                name = f"max_new_tokens of {source}" if source else "max_new_tokens"
-                raise UsageError(f"{name}: {cap!r} must be a whole number from 1")
         self.target = target
-        self.sampling = complete_sampling(sampling)
         self.shard = shard
-        self._sources = dict(sources or {})
-        self._bodies: dict[str, RequestBody] = {}
-        for source, settings in self._sources.items():
-            sampling_here = self.sampling_of(source)
-            if settings.samples > 1 and not sampling_here["temperature"]:
-                raise UsageError(f"{source}: samples {settings.samples} at temperature 0 would all be the same answer")
-            self._bodies[source] = RequestBody(sampling_here, target.stop_token_ids)
-        self.failure_guard = FailureGuard(max_failure_share)
-        self._ladders = {source: ladder(cap, extend) for source, cap in caps.items()}
-        self._extend = bool(extend)
-        self._vocabulary_size = target.vocabulary_size
-        self._under_way: dict[str, asyncio.Future[Entry]] = {}
+        self.asked = AskedHow(target, sampling, max_new_tokens, extend, sources)
+        self.sampling = self.asked.sampling
         self.connections = Connections(
             urls,
             RequestBody(self.sampling, target.stop_token_ids),
@@ -169,6 +125,7 @@ class Generator:
         )
         self.journal: Journal = shared_journal(Path(journal), self.identity(), shard, target.vocabulary_size)
         self.connections.admit = functools.partial(_admit, self.journal)
+        self.answers = Answers(self.asked, self.connections, self.journal, FailureGuard(max_failure_share))
         self._finalizer = weakref.finalize(self, _shut, self.connections, self.journal)
         datasets.config.MAX_NUM_RUNNING_ASYNC_MAP_FUNCTIONS_IN_PARALLEL = max(
             _MAP_TASKS, datasets.config.MAX_NUM_RUNNING_ASYNC_MAP_FUNCTIONS_IN_PARALLEL
@@ -181,13 +138,12 @@ class Generator:
             "target": self.target.identity(),
             "sampling": {**self.sampling, "stop_token_ids": list(self.target.stop_token_ids)},
         }
-        named = {*self._sources, *self._ladders} - {""}
         return whole | {
             f"source {name}": {
-                "sampling": self.sampling_of(name),
+                "sampling": self.asked.sampling_of(name),
                 "thinking": self.target_of(name).identity().get("thinking"),
             }
-            for name in sorted(named)
+            for name in self.asked.names
         }
 
     def __enter__(self) -> Self:
@@ -260,9 +216,9 @@ class Generator:
             try:
                 ids = np.asarray(target.render_batch([clean_messages(messages or [])], [tools])[0], np.int32)
             except Exception as error:
-                ids, entry = np.zeros(0, np.int32), self.fault(sample_id, _said(error))
+                ids, entry = np.zeros(0, np.int32), self.answers.fault(sample_id, said(error))
                 return step_columns(target, Answered(ids, entry, *place))
-        entry = await self.answer(sample_id, source, ids)
+        entry = await self.answers.answer(sample_id, source, ids)
         if self.journal.backlog_full:
             await asyncio.to_thread(self.journal.flush)
         return step_columns(target, Answered(ids, entry, *place))
@@ -286,7 +242,7 @@ class Generator:
             prompt = prompt or ScriptedPrompt.of_one(row)
             home: Server | None = None
             for sample in range(self.samples_of(source)):
-                turns, _, home = await self.converse(prompt, sample_id, source, None, sample=sample, home=home)
+                turns, _, home = await self.answers.converse(prompt, sample_id, source, None, sample=sample, home=home)
                 for turn in turns:
                     made = Answered(turn.input_ids, turn.entry, str(row.get("dialogue") or sample_id), turn.number)
                     if not prompt.later_turns:
@@ -299,246 +255,24 @@ class Generator:
                 await asyncio.to_thread(self.journal.flush)
         return columns
 
-    async def converse(
-        self,
-        prompt: ScriptedPrompt,
-        sample_id: str,
-        source: str,
-        ids: Ids | None,
-        *,
-        sample: int = 0,
-        home: Server | None = None,
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> tuple[list[Turn], Outcome | None, Server | None]:
-        """Have one dialogue, turn by turn; what the journal holds of it is replayed, not asked again.
-
-        Args:
-            prompt: its script.
-            sample_id: of the first turn.
-            source: its source.
-            ids: the first prompt, rendered; None to render it here.
-            sample: which of several dialogues to one script.
-            home: the server that is asked first.
-            stopping: ends it between two turns.
-
-        Returns:
-            The turns in order, of which the last may have failed; why the dialogue ended early (None where every turn
-            was answered, or where it goes on in the next run); and the server that was asked last.
-
-        Raises: as `generate`.
-        """
-        target = self.target_of(source)
-        talk = Conversation(target, prompt, self.settings_of(source).tool_results)
-        turns: list[Turn] = []
-        for number, name in enumerate((sample_id, *prompt.later_turns)):
-            if number or ids is None:
-                try:
-                    rendered = await asyncio.to_thread(target.render_batch, [list(talk.messages)], [talk.tools])
-                    ids = np.asarray(rendered[0], np.int32)
-                except Exception as error:
-                    entry = self.fault(name, _said(error), sample)
-                    turns.append(Turn(name, number, np.zeros(0, np.int32), entry))
-                    return turns, None, home
-            head = self.journal.head(name, sample)
-            unfit = Outcome.ENDED_CONTEXT if number else Outcome.SKIPPED
-            entry, asked = await self.outcome(name, source, ids, home, head, sample=sample, unfit=unfit)
-            home = asked or home
-            if entry.outcome.ended:
-                return turns, entry.outcome, home
-            turns.append(Turn(name, number, ids, entry))
-            if not entry.outcome.answered or number == len(prompt.later_turns):
-                return turns, None, home
-            ended = talk.advance(entry.outcome, entry.output_ids, ids)
-            following = prompt.later_turns[number]
-            if ended is not None:
-                known = self.journal.head(following, sample)
-                if known is None or known.outcome != ended:
-                    self.journal.append(Entry(following, ended, 0, 0, reason=ended.label, sample=sample))
-                return turns, ended, home
-            if stopping():
-                return turns, None, home
-        return turns, None, home
-
-    async def answer(self, sample_id: str, source: str, ids: Ids, home: Server | None = None) -> Entry:
-        """Return a row's outcome, from the journal or from a server. Rows asked for twice at once are asked once."""
-        pending = self._under_way.get(sample_id)
-        if pending is not None:
-            return await asyncio.shield(pending)
-        future: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
-        self._under_way[sample_id] = future
-        try:
-            entry, _ = await self.outcome(sample_id, source, ids, home, self.journal.head(sample_id))
-        except BaseException as error:
-            future.set_exception(error)
-            future.exception()
-            raise
-        else:
-            future.set_result(entry)
-            return entry
-        finally:
-            del self._under_way[sample_id]
-
-    async def outcome(
-        self,
-        sample_id: str,
-        source: str,
-        ids: Ids,
-        home: Server | None = None,
-        head: Head | None = None,
-        *,
-        sample: int = 0,
-        unfit: Outcome = Outcome.SKIPPED,
-    ) -> tuple[Entry, Server | None]:
-        """Return a row's outcome and the server that gave it (None when none was asked).
-
-        `head` is what the journal says of the row, for callers who looked it up; `unfit` is what becomes of a prompt
-        that leaves no room.
-        """
-        caps = self.caps(source)
-        known: Entry | None = None
-        if head is not None and of_code(head.outcome).answered:
-            known = self.journal.get(sample_id, sample)
-            assert known is not None
-            if known.prompt_tokens != len(ids) or known.prompt_crc != prompt_crc(ids):
-                raise DataError(
-                    f"{self.journal.path}: {sample_id} was answered for another prompt ({known.prompt_tokens} ids, "
-                    f"now {len(ids)}); use another journal for other prompts"
-                )
-            if not self.continues(known.outcome, known.budget, caps):
-                return known, None
-        fault = self.unsendable(ids)
-        if fault:
-            entry = Entry(sample_id, Outcome.FAILED, len(ids), prompt_crc(ids), reason="vocabulary", message=fault)
-            entry.sample = sample
-            return self._keep(entry, known_bad=head is not None), None
-        connection = await self.connections.get()
-        entry_now, server, crc = known, home, prompt_crc(ids)
-        for cap in caps:
-            if entry_now is not None and not self.continues(entry_now.outcome, entry_now.budget, [cap]):
-                continue
-            try:
-                blank = Entry(sample_id, unfit, len(ids), crc, sample=sample)
-                entry_now, server = await self._round(connection, source, ids, cap, entry_now or blank, server)
-            except RowError as error:
-                failed = Entry(
-                    sample_id,
-                    Outcome.FAILED,
-                    len(ids),
-                    crc,
-                    reason=error.reason,
-                    message=error.message,
-                    http_status=error.http_status,
-                    attempts=error.attempts,
-                    sample=sample,
-                )
-                # A row that already has an answer keeps it: the journal prefers any answer to a failure.
-                self._keep(failed, known_bad=head is not None and not of_code(head.outcome).answered)
-                return entry_now or failed, server
-            # A prompt that still does not fit has said so already.
-            if head is None or entry_now.outcome.answered or head.outcome != entry_now.outcome:
-                self._keep(entry_now)
-            if not entry_now.outcome.extendable:
-                break
-        assert entry_now is not None
-        return entry_now, server
-
-    async def _round(
-        self,
-        connection: Connection,
-        source: str,
-        ids: Ids,
-        cap: int,
-        before: Entry,
-        home: Server | None,
-    ) -> tuple[Entry, Server | None]:
-        """Ask once, for the answer or for its continuation, and return the row's outcome so far.
-
-        `before` is the answer so far, or an entry without an answer that says what a prompt without room becomes.
-        """
-        asked = np.concatenate([ids, before.output_ids])
-        while True:
-            limits = connection.servers.limits
-            assert limits is not None
-            budget = limits.budget(len(asked), cap - before.budget)
-            if budget < 1:
-                if before.outcome.answered:
-                    return dataclasses.replace(before, outcome=Outcome.LENGTH_CONTEXT), home
-                room = limits.longest_prompt
-                message = f"the prompt of {len(ids)} tokens leaves no room; the longest that does has {room}"
-                return dataclasses.replace(before, budget=room, reason="context", message=message), None
-            try:
-                answer, server = await connection.client.ask(asked, budget, home, self._bodies.get(source))
-                break
-            except ContextLearnt:
-                continue
-        sent = before.budget + budget
-        output = np.concatenate([before.output_ids, answer.output_ids])
-        outcome = Outcome.STOP if answer.stopped else truncation(sent, cap)
-        if outcome.extendable and loop_tokens(output):
-            outcome = Outcome.LOOP_CAP
-        entry = dataclasses.replace(before, outcome=outcome, budget=sent, rounds=before.rounds + 1)
-        entry.stop_token_id, entry.output_ids = answer.stop_token_id, output
-        return entry, server
-
-    def _keep(self, entry: Entry, known_bad: bool = False) -> Entry:
-        self.journal.append(entry)
-        if not known_bad:
-            self.failure_guard.note(entry.outcome.failed, f"{entry.reason}: {entry.message}")
-        return entry
-
-    # --- what rows need -----------------------------------------------------------------------------------------
-
-    def caps(self, source: str) -> list[int]:
-        """Return the caps a row of `source` is taken to, round by round.
-
-        Raises:
-            UsageError: the source has none.
-        """
-        found = self._ladders.get(source) or self._ladders.get("")
-        if found is None:
-            raise UsageError(f"max_new_tokens: no cap for source {source!r}; there are {', '.join(self._ladders)}")
-        return found
-
-    def continues(self, outcome: Outcome, budget: int, caps: list[int]) -> bool:
-        """Whether a finished row was cut at an older cap and is to go on."""
-        return self._extend and outcome.extendable and budget < caps[-1]
+    # --- for the runner -----------------------------------------------------------------------------------------
 
     @property
     def extends(self) -> bool:
         """Whether finished rows may have to go on."""
-        return self._extend
+        return self.asked.extends
 
-    def unsendable(self, ids: Ids) -> str:
-        """Return why a prompt must not be sent, or "": one id outside the vocabulary kills the whole server."""
-        if not len(ids):
-            return "the prompt has no tokens"
-        # Seen as unsigned, a negative id is above every vocabulary too.
-        if np.maximum.reduce(ids.view(np.uint32)) >= self._vocabulary_size:
-            wrong = ids[(ids < 0) | (ids >= self._vocabulary_size)]
-            return f"input_ids holds {int(wrong[0])}, outside the target's {self._vocabulary_size} tokens"
-        return ""
-
-    def fault(self, sample_id: str, message: str, sample: int = 0) -> Entry:
-        """Keep that a prompt could not be rendered: a fault of its own, which says nothing of the servers."""
-        entry = Entry(sample_id, Outcome.FAILED, 0, 0, reason="render", message=message, sample=sample)
-        return self._keep(entry, known_bad=True)
-
-    def settings_of(self, source: str) -> SourceSettings:
-        """Return how a source is asked."""
-        return self._sources.get(source, _PLAIN)
+    def caps(self, source: str) -> list[int]:
+        """Return the caps a row of `source` is taken to, round by round. See `AskedHow.caps`."""
+        return self.asked.caps(source)
 
     def samples_of(self, source: str) -> int:
         """Return how many answers each prompt of a source gets."""
-        return self.settings_of(source).samples
+        return self.asked.samples_of(source)
 
     def target_of(self, source: str) -> AskedTarget:
         """Return the target under the thinking switch of a source."""
-        return self.settings_of(source).target or self.target
-
-    def sampling_of(self, source: str) -> dict[str, float | int]:
-        """Return every sampling parameter of a source."""
-        own = self.settings_of(source).sampling
-        return self.sampling if own is None else complete_sampling(own, f"sampling of {source}")
+        return self.asked.target_of(source)
 
 
 class _ForOneProcess:
@@ -554,10 +288,6 @@ class _ForOneProcess:
             "Generator.generate runs in one process (it waits for servers, and its journal has one writer): "
             "leave num_proc out; to use several machines run shards (--shard I/N)"
         )
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:500]
 
 
 def _reader_of(target: AskedTarget) -> AnswerReader:

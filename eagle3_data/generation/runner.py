@@ -291,9 +291,9 @@ class GenerationRun:
         head = self.step.journal.head(sample_id, sample)
         before, had = (of_code(head.outcome), head.tokens) if head else (Outcome.NONE, 0)
         if len(ids) == 0 and row in source.rendered.faults:
-            entry = self.step.fault(sample_id, source.rendered.faults[row], sample)
+            entry = self.step.answers.fault(sample_id, source.rendered.faults[row], sample)
         elif script is None:
-            entry, asked = await self.step.outcome(sample_id, source.name, ids, home, head, sample=sample)
+            entry, asked = await self.step.answers.outcome(sample_id, source.name, ids, home, head, sample=sample)
             home = asked or home
         else:
             return await self._dialogue(source, sample_id, ids, script, sample, guess, home)
@@ -312,7 +312,7 @@ class GenerationRun:
     ) -> Server | None:
         heads = (self.step.journal.head(name, sample) for name in (sample_id, *script.later_turns))
         had = sum(head.tokens for head in heads if head is not None and of_code(head.outcome).answered)
-        turns, ended, home = await self.step.converse(
+        turns, ended, home = await self.step.answers.converse(
             script, sample_id, source.name, ids, sample=sample, home=home, stopping=lambda: self._draining
         )
         answers = [turn.entry for turn in turns if turn.entry.outcome.answered]

@@ -13,6 +13,7 @@ from eagle3_data.generation.client.facts import ServerFacts
 from eagle3_data.generation.client.http import open_session
 from eagle3_data.generation.client.protocol import AnswerReader, RequestBody
 from eagle3_data.generation.client.retrying import RetryingClient, RetryPolicy
+from eagle3_data.generation.client.server import silence
 from eagle3_data.generation.client.servers import Concurrency, Servers
 from eagle3_data.generation.progress import Progress
 
@@ -174,7 +175,7 @@ class Connections:
         progress.retries = sum(client.retries for client in clients)
         prompt = sum(client.prompt_tokens for client in clients)
         progress.cached_share = sum(client.cached_tokens for client in clients) / prompt if prompt else 0.0
-        progress.paused = self.pause_text or (self._open[-1].servers.silence if self._open else "")
+        progress.paused = self.pause_text or (silence(self._open[-1].servers.all) if self._open else "")
         progress.wrong = dict(sum((client.wrong for client in clients), Counter()))
         progress.trimmed = sum(client.trimmed for client in clients)
         if self._open:

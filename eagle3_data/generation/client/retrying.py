@@ -170,7 +170,7 @@ class RetryingClient:
         tries = _Tries(home, body)
         left = budget
         while True:
-            piece = self.servers.round_tokens if body.continues else None
+            piece = self.servers.pieces.round_tokens if body.continues else None
             size = left if piece is None or left < piece + _SHORTEST_PIECE else piece
             asked = ids if whole is None else np.concatenate([ids, whole.output_ids])
             try:
@@ -324,8 +324,8 @@ class RetryingClient:
             _CutByTimer: it can be asked for in a shorter piece.
             RowError: it cannot.
         """
-        self.servers.cut_by_timer(server, asked if tries.body.continues else 0)
-        piece = self.servers.round_tokens
+        self.servers.pieces.cut_by_timer(server, asked if tries.body.continues else 0)
+        piece = self.servers.pieces.round_tokens
         if tries.body.continues and piece is not None and piece + _SHORTEST_PIECE <= asked:
             raise _CutByTimer
         self.cut_rows += 1

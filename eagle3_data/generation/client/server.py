@@ -7,6 +7,7 @@ opens again; whether something in between cuts silent requests; whether its answ
 import math
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Final
 
 from eagle3_data.generation.client.facts import ServerFacts
@@ -18,6 +19,7 @@ _SHORTEST_CUT: Final = 5.0  # seconds; no balancer gives up sooner
 _EQUAL: Final = 0.02  # cut times that differ by less than this share (or a second) are one timer's
 _CUTS: Final = 3
 _WRONG_IN_A_ROW: Final = 20
+_SILENCE_SECONDS: Final = 60.0  # after which the progress line says that nothing comes
 
 
 class CutTimes:
@@ -121,3 +123,17 @@ class Server:
         """
         if self.outstanding >= self.limit - 1 and time.monotonic() - self._refused_at >= _CALM_SECONDS:
             self.limit = max(self.limit, min(self._ceiling, ceiling, self.limit * 1.5 + 1))
+
+
+def silence(servers: Sequence[Server]) -> str:
+    """Say which servers owe answers and gave none for a minute; "" if none does.
+
+    It says since when and not for how long: a text that changes every second is a line every second in a log.
+    """
+    parts = [
+        f"{server.url} since {time.strftime('%H:%M:%S', time.localtime(time.time() - seconds))} "
+        f"({server.outstanding} requests are out)"
+        for server in servers
+        if (seconds := server.silent_seconds) >= _SILENCE_SECONDS
+    ]
+    return f"nothing came from {', '.join(parts)}" if parts else ""

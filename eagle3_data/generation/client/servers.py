@@ -1,4 +1,4 @@
-"""The servers of a run: which one takes the next request, how many it may have, and what happens when one is lost.
+"""The servers of a run: how they are met, and what happens when one is lost, sick or back.
 
 Goes in: URLs. Comes out: a server with a free place, for as long as a request needs it. A server that is lost leaves
 the choice and comes back by itself; when all are lost the run waits. All must serve the same model and weights.
@@ -8,19 +8,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Final, Literal
 
 import aiohttp
 
 from eagle3_data.errors import EngineError, EngineUnavailable, UsageError
 from eagle3_data.generation.budget import ContextLimits
+from eagle3_data.generation.client.agreement import Agreement
 from eagle3_data.generation.client.canary import ModelCanary
 from eagle3_data.generation.client.facts import ServerFacts, fetch_facts, fetch_health
 from eagle3_data.generation.client.http import server_url
+from eagle3_data.generation.client.pieces import Pieces
+from eagle3_data.generation.client.places import Places
 from eagle3_data.generation.client.server import Server
-from eagle3_data.generation.client.window import BLIND_LIMIT, FIRST_LIMIT, OpenFiles, tune
+from eagle3_data.generation.client.window import BLIND_LIMIT, FIRST_LIMIT, tune
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +32,9 @@ _RETURN_SECONDS: Final = (0.5, 15.0)  # first and longest wait between looks at 
 _ALIVE_SECONDS: Final = 10.0  # who answered within this time and says 503 is busy, whatever its /health says
 _SIGN_OF_LIFE_SECONDS: Final = 2.0  # an answer within this time after a broken connection says so too
 _COMPARED_SECONDS: Final = 10.0  # a model is compared after a broken connection, but no more often than so
-_SILENCE_SECONDS: Final = 60.0  # after which the progress line says that nothing comes
-_ROUND_TOKENS: Final = 2048
-_FEWEST_ROUND_TOKENS: Final = 64
 
 
-class Servers:
+class Servers(Places):
     """All servers of a run. Belongs to one event loop.
 
     Args:
@@ -71,7 +70,7 @@ class Servers:
             raise UsageError(f"engine.concurrency: {concurrency!r} must be auto or a whole number from 1")
         self._auto = concurrency == "auto"
         total = sum(shares.values())
-        self.all = [
+        super().__init__(
             Server(
                 url.rstrip("/"),
                 weight,
@@ -79,24 +78,17 @@ class Servers:
                 self._auto,
             )
             for url, weight in shares.items()
-        ]
-        self.round_tokens = round_tokens
-        self.files = OpenFiles()
-        self.limits: ContextLimits | None = None
-        self.facts: ServerFacts | None = None
-        self.fatal: Exception | None = None
-        self.context_length = context_length
+        )
+        self.pieces = Pieces(round_tokens)
+        self._agreement = Agreement(context_length)
         self._verify = verify
         self._canary = ModelCanary()
         self._patience = patience
         self._on_pause = on_pause
         self._session: aiohttp.ClientSession | None = None
-        self._waiting: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._probes: dict[str, asyncio.Task[bool]] = {}
         self._paused_since = 0.0
-        self._draining = False
-        self.working: set[asyncio.Task[Any] | None] = set()  # who holds a place
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -110,7 +102,7 @@ class Servers:
         self._session = session
         self.files.tell(0 if self._auto else sum(server.limit for server in self.all))
         results = await asyncio.gather(
-            *(fetch_facts(session, server.url, self.context_length) for server in self.all),
+            *(fetch_facts(session, server.url, self._agreement.context_length) for server in self.all),
             return_exceptions=True,
         )
         failures: list[BaseException] = []
@@ -129,7 +121,7 @@ class Servers:
                 self._spawn(self._await_return(server))
             else:
                 self._spawn(self._canary.record(session, server.facts))
-        self._spawn(tune(self.all, session, self._auto, lambda: self._wake(len(self._waiting))))
+        self._spawn(tune(self.all, session, self._auto, self.wake_all))
 
     async def close(self) -> None:
         """End all background work. The session stays open: it is the caller's."""
@@ -148,113 +140,14 @@ class Servers:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.stop(error if isinstance(error, Exception) else EngineError(str(error)))
 
-    def drain(self) -> None:
-        """Give out no more places: a task that asks for one from now on is cancelled."""
-        self._draining = True
-
-    def stop(self, error: Exception) -> None:
-        """End the run: everyone who waits or asks from now on gets `error`."""
-        self.fatal = self.fatal or error
-        self._wake(len(self._waiting))
-
     def _admit(self, server: Server, facts: ServerFacts) -> None:
         """Take a server into the choice, if it serves what the others serve."""
-        if self.facts is None:
-            if facts.limits is None:
-                raise EngineError(
-                    f"{server.url}: does not report its context length (a router?); give engine.context_length"
-                )
-            self.facts, self.limits = facts, facts.limits
-        self._compare(server, facts)
-        if facts.limits is not None and self.limits is not None:
-            self.limits &= facts.limits
+        self._agreement.join(server, facts)
         server.facts = facts
         if self._auto and not server.losses:
             server.limit = min(float(facts.slots or BLIND_LIMIT), float(FIRST_LIMIT))
         server.up = True
         self._resume()
-
-    def _compare(self, server: Server, facts: ServerFacts) -> None:
-        """Refuse a server that does not serve what the others serve."""
-        assert self.facts is not None
-        for name in ("model_path", "version", "weight_version"):
-            known, here = getattr(self.facts, name), getattr(facts, name)
-            if name == "model_path":  # the same model may lie in another folder of another machine
-                known, here = (value.rstrip("/").rpartition("/")[2] for value in (known, here))
-            if known and here and known != here:
-                raise EngineError(
-                    f"{server.url} serves {name} {here!r} and {self.facts.url} {known!r}: one run needs the same "
-                    "everywhere; take one out of engine.urls. Finished rows are kept"
-                )
-
-    # --- places -------------------------------------------------------------------------------------------------
-
-    @property
-    def capacity(self) -> int:
-        """Requests that may be in flight now."""
-        wanted = sum(int(server.limit) for server in self.all if server.up) or 1
-        self.files.tell(wanted)
-        return int(min(wanted, self.files.requests))
-
-    @property
-    def outstanding(self) -> int:
-        """Requests that are in flight."""
-        return sum(server.outstanding for server in self.all)
-
-    async def acquire(self, home: Server | None = None, avoid: Server | None = None) -> Server:
-        """Return a server with a place taken: `home` if it is up, else the one with the least to do for its weight.
-
-        `avoid` is taken only if no other server is up.
-
-        Raises:
-            EngineError, EngineUnavailable: the run is to stop.
-            CancelledError: no more requests are to start.
-        """
-        while True:
-            if self.fatal is not None:
-                raise self.fatal
-            if self._draining:
-                raise asyncio.CancelledError
-            if avoid is not None and not self.others(avoid):
-                avoid = None
-            chosen = home if home is not None and home.up and home is not avoid else None
-            if chosen is None and self.outstanding < self.files.requests:
-                for server in self.all:
-                    if (
-                        server.free
-                        and server is not avoid
-                        and (chosen is None or server.outstanding / server.weight < chosen.outstanding / chosen.weight)
-                    ):
-                        chosen = server
-            if chosen is not None:
-                chosen.sent()
-                self.working.add(asyncio.current_task())
-                return chosen
-            future = asyncio.get_running_loop().create_future()
-            self._waiting.append(future)
-            try:
-                await future
-            except asyncio.CancelledError:
-                if future.done() and not future.cancelled():
-                    self._wake(1)
-                raise
-
-    def release(self, server: Server) -> None:
-        """Give a place back."""
-        server.outstanding -= 1
-        self.working.discard(asyncio.current_task())
-        self._wake(1)
-
-    def others(self, server: Server) -> bool:
-        """Whether another server is up."""
-        return any(other.up for other in self.all if other is not server)
-
-    def _wake(self, count: int) -> None:
-        while count > 0 and self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_result(None)
-                count -= 1
 
     # --- loss and return ----------------------------------------------------------------------------------------
 
@@ -281,7 +174,7 @@ class Servers:
             if by == "connection" and time.monotonic() - server.compared_at > _COMPARED_SECONDS:
                 server.compared_at = time.monotonic()  # it may have been started anew meanwhile
                 with contextlib.suppress(EngineUnavailable):
-                    self._compare(server, await self._meet(server))
+                    self._agreement.compare(server, await self._meet(server))
             return False
         # Some are unwell while they are busy; a gateway that answers in their place is not a sign of life.
         if health == "unwell" and by == "busy" and time.monotonic() - server.answered_at < _ALIVE_SECONDS:
@@ -342,7 +235,7 @@ class Servers:
         """
         assert self._session is not None
         try:
-            facts = await fetch_facts(self._session, server.url, self.context_length)
+            facts = await fetch_facts(self._session, server.url, self._agreement.context_length)
             if self._verify is not None:
                 await self._verify(self._session, facts)
             await self._canary.check(self._session, facts)
@@ -357,9 +250,19 @@ class Servers:
         if self._paused_since:
             self._paused_since = 0.0
             self._on_pause("")
-        self._wake(len(self._waiting))
+        self.wake_all()
 
-    # --- weights ------------------------------------------------------------------------------------------------
+    # --- what the requests show ---------------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> ServerFacts | None:
+        """What all servers say of themselves; None before one was met."""
+        return self._agreement.facts
+
+    @property
+    def limits(self) -> ContextLimits | None:
+        """What all servers can hold; None before one was met."""
+        return self._agreement.limits
 
     def check_weights(self, server: Server, version: str) -> None:
         """Stop the run when an answer was written by other weights than the answers before it.
@@ -367,20 +270,22 @@ class Servers:
         Raises:
             EngineError: the versions differ.
         """
-        facts = self.facts
-        if facts is None or not version or version == facts.weight_version:
-            return
-        if not facts.weight_version:
-            self.facts = ServerFacts(facts.url, facts.model_path, facts.version, version, facts.limits, facts.slots)
-            return
-        error = EngineError(
-            f"{server.url}: the weights changed from {facts.weight_version!r} to {version!r} in mid-run; serve "
-            f"{facts.weight_version!r} again, or start a run of another name. Finished rows are kept"
-        )
-        self.stop(error)
-        raise error
+        with self._stopping():
+            self._agreement.check_weights(server, version)
 
-    # --- what the requests show ---------------------------------------------------------------------------------
+    def learn_context(self, server: Server, tokens: int, said: str, context: int) -> None:
+        """Take in that a request was refused as too long, or stop the run. See `Agreement.learn_context`."""
+        with self._stopping():
+            self._agreement.learn_context(server, tokens, said, context)
+
+    @contextlib.contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Stop the run where an EngineError is raised."""
+        try:
+            yield
+        except EngineError as error:
+            self.stop(error)
+            raise
 
     def take_out(self, server: Server, evidence: str) -> None:
         """Ask a server no more whose answers are wrong one after another, as long as another is up."""
@@ -395,71 +300,3 @@ class Servers:
                 kinds,
                 evidence,
             )
-
-    def learn_context(self, server: Server, tokens: int, said: str, context: int) -> None:
-        """Take in that a request was refused as too long.
-
-        Args:
-            server: who refused it.
-            tokens: prompt and budget of the request.
-            said: the server's words.
-            context: the context length in them, 0 for none.
-
-        Raises:
-            EngineError: `engine.context_length` is wrong, or the words do not tell what the server can hold.
-        """
-        assert self.limits is not None
-        if context and not self.context_length and context < self.limits.context_length:
-            logger.warning("%s: holds %d tokens, fewer than it reported: %s", server.url, context, said)
-            self.limits &= ContextLimits(context)
-            return
-        if context and self.limits.context_length <= context and tokens > self.limits.room:
-            return  # was on its way when the limit was learnt
-        given = f"engine.context_length is {self.context_length}" if self.context_length else "it reported more"
-        remedy = f"set it to {context}" if context else "set it to what the server can hold"
-        error = EngineError(
-            f"{server.url}: refuses a request of {tokens} tokens as too long ({said}), and {given}; {remedy}"
-            + ("" if self.context_length else " in engine.context_length")
-            + ". Finished rows are kept"
-        )
-        self.stop(error)
-        raise error
-
-    def cut_by_timer(self, server: Server, asked: int) -> None:
-        """Take in that requests to a server end after equal times: answers are fetched in pieces from now on.
-
-        Args:
-            server: whose requests end.
-            asked: tokens that the request asked for; 0 where answers cannot be fetched in pieces.
-        """
-        seconds, before = server.cuts.seconds, self.round_tokens
-        if asked and (before is None or asked <= 2 * before):  # else it was sent before pieces were made shorter
-            fits = min(_ROUND_TOKENS, asked / 2, server.tokens_per_second * seconds / 2)
-            self.round_tokens = max(_FEWEST_ROUND_TOKENS, int(fits))
-        if server.cuts.told:
-            return
-        server.cuts.told = True
-        remedy = (
-            f"From now on answers are fetched in pieces of {self.round_tokens} tokens (engine.round_tokens)"
-            if asked
-            else "With penalties or min_new_tokens an answer cannot be fetched in pieces: the rows that fail are the "
-            "long ones, and what is left leans to short answers"
-        )
-        logger.warning(
-            "%s: requests end without an answer after %.0f s each: a balancer or gateway in between ends those that "
-            "are silent for so long. Raise its idle timeout, or give engine.urls the servers' own addresses. %s",
-            server.url,
-            seconds,
-            remedy,
-        )
-
-    @property
-    def silence(self) -> str:
-        """Say which servers owe answers and gave none for a minute; "" if none does."""
-        parts = [
-            f"{server.url} for {seconds:.0f} s ({server.outstanding} requests are out, since "
-            f"{time.strftime('%H:%M:%S', time.localtime(time.time() - seconds))})"
-            for server in self.all
-            if (seconds := server.silent_seconds) >= _SILENCE_SECONDS
-        ]
-        return f"nothing came from {', '.join(parts)}" if parts else ""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,8 @@ from support.generation import PlainTarget, ServerProcess, prompt_ids, prompts, 
 
 from eagle3_data.errors import EngineError
 from eagle3_data.generation import Generator, RetryPolicy, run_generation
+from eagle3_data.generation.client import pieces as pieces_module
 from eagle3_data.generation.client import server as server_module
-from eagle3_data.generation.client import servers as servers_module
 from eagle3_data.generation.progress import Progress
 
 QUICK = RetryPolicy(attempts=6, first_wait=0.01, longest_wait=0.05)
@@ -108,7 +109,7 @@ def test_a_gateway_whose_server_restarts_costs_no_row(tmp_path: Path, caplog: py
 def short_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognise timers of half a second and more."""
     monkeypatch.setattr(server_module, "_SHORTEST_CUT", 0.5)
-    monkeypatch.setattr(servers_module, "_FEWEST_ROUND_TOKENS", 8)
+    monkeypatch.setattr(pieces_module, "_FEWEST_ROUND_TOKENS", 8)
 
 
 LONG = 1 << 40  # no answer ends by itself
@@ -295,7 +296,7 @@ def test_an_unhealthy_server_that_answers_is_not_lost(
 
 
 def test_a_hung_server_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers_module, "_SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(server_module, "_SILENCE_SECONDS", 1.0)
     process = ServerProcess("--delay", "0.05")
     seen: list[str] = []
 
@@ -316,9 +317,27 @@ def test_a_hung_server_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         process.kill()
     assert result.progress.sources["B1"].done == 60
     assert any(
-        text.startswith(f"nothing came from {process.url} for ") and "(2 requests are out" in text for text in seen
+        text.startswith(f"nothing came from {process.url} since ") and "(2 requests are out)" in text for text in seen
     )
     assert not result.progress.paused
+
+
+def test_the_words_about_a_hung_server_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where progress is piped, every new text is a new line."""
+    now = [1000.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], time=lambda: now[0], strftime=time.strftime, localtime=time.gmtime
+    )
+    monkeypatch.setattr(server_module, "time", clock)
+    server = server_module.Server("http://host:1", 1.0, 4.0, False)
+    server.up = True
+    server.sent()
+    said = []
+    for passed in (59.0, 61.0, 62.0, 600.0):
+        now[0] = 1000.0 + passed
+        said.append(server_module.silence([server]))
+    told = "nothing came from http://host:1 since 00:16:40 (1 requests are out)"
+    assert said == ["", told, told, told]
 
 
 @pytest.mark.parametrize("salt", [0, 5], ids=["same model", "another model"])
