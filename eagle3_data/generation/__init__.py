@@ -4,7 +4,7 @@ What other packages use of it.
 """
 
 from eagle3_data.generation.budget import ContextLimits, Extend
-from eagle3_data.generation.client.retrying import RetryPolicy
+from eagle3_data.generation.client.retry_policy import RetryPolicy
 from eagle3_data.generation.dialogues import SourceSettings
 from eagle3_data.generation.generator import Generator
 from eagle3_data.generation.journal.journal import Journal

@@ -13,7 +13,7 @@ from eagle3_data.errors import DataError
 from eagle3_data.generation.asked_how import AskedHow
 from eagle3_data.generation.budget import truncation
 from eagle3_data.generation.client.connections import Connection, Connections
-from eagle3_data.generation.client.retrying import ContextLearnt, RowError
+from eagle3_data.generation.client.retry_policy import ContextLearnt, RowError
 from eagle3_data.generation.client.server import Server
 from eagle3_data.generation.dialogues import Conversation, ScriptedPrompt, Turn
 from eagle3_data.generation.failure_guard import FailureGuard

@@ -26,7 +26,7 @@ from eagle3_data.generation.client.connections import Connections
 from eagle3_data.generation.client.facts import ServerFacts
 from eagle3_data.generation.client.preflight import compare_texts
 from eagle3_data.generation.client.protocol import AnswerReader, RequestBody
-from eagle3_data.generation.client.retrying import RetryPolicy
+from eagle3_data.generation.client.retry_policy import RetryPolicy
 from eagle3_data.generation.client.server import Server
 from eagle3_data.generation.client.servers import Concurrency
 from eagle3_data.generation.dialogues import ScriptedPrompt, SourceSettings

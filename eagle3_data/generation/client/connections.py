@@ -12,7 +12,8 @@ import aiohttp
 from eagle3_data.generation.client.facts import ServerFacts
 from eagle3_data.generation.client.http import open_session
 from eagle3_data.generation.client.protocol import AnswerReader, RequestBody
-from eagle3_data.generation.client.retrying import RetryingClient, RetryPolicy
+from eagle3_data.generation.client.retry_policy import RetryPolicy
+from eagle3_data.generation.client.retrying import RetryingClient
 from eagle3_data.generation.client.server import silence
 from eagle3_data.generation.client.servers import Concurrency, Servers
 from eagle3_data.generation.progress import Progress

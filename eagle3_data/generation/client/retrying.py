@@ -6,10 +6,8 @@ good makes a failed row. Where something in between cuts silent requests, an ans
 """
 
 import asyncio
-import email.utils
 import errno
 import logging
-import random
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from eagle3_data.generation.client.protocol import (
     error_text,
     stated_context,
 )
+from eagle3_data.generation.client.retry_policy import ContextLearnt, RetryPolicy, RowError, retry_after
 from eagle3_data.generation.client.server import Server
 from eagle3_data.generation.client.servers import Servers
 from eagle3_data.generation.journal.entry import Ids
@@ -48,43 +47,6 @@ _MISDIRECTED: Final = {
 _NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _SLOWEST_TRANSFER: Final = 10_000.0  # bytes a second; a body that comes more slowly is held up on purpose
 _SHORTEST_PIECE: Final = 8  # tokens: a longer prompt than the context less 7 is refused, however little is asked for
-
-
-class ContextLearnt(Exception):
-    """The servers hold less than was thought: work out the budget again."""
-
-
-class RowError(Exception):
-    """A row that failed for good (for this run).
-
-    Args:
-        reason: short machine-readable kind.
-        message: the evidence.
-        http_status: of the last reply, 0 if none came.
-        attempts: how often it was asked.
-    """
-
-    def __init__(self, reason: str, message: str, http_status: int, attempts: int) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
-        self.http_status = http_status
-        self.attempts = attempts
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How stubborn to be; times in seconds."""
-
-    attempts: int = 6
-    first_wait: float = 0.5
-    longest_wait: float = 60.0
-    busy_patience: float = 3600.0  # how long one row may be told 429 or 503 in a row
-    losses: int = 20  # servers lost under one row before the row is suspected of killing them
-
-    def wait(self, tries: int) -> float:
-        """Return the jittered wait before the next try."""
-        return float(min(self.longest_wait, self.first_wait * 2.0 ** min(tries, 16)) * random.uniform(0.5, 1.0))
 
 
 @dataclass(slots=True)
@@ -230,7 +192,7 @@ class RetryingClient:
             tries.attempts += 1
             if tries.attempts >= self._policy.attempts:
                 raise _failed(failure, status, tries)
-            asked_wait = _retry_after(reply.retry_after) if isinstance(reply, Reply) and reply.retry_after else -1.0
+            asked_wait = retry_after(reply.retry_after) if isinstance(reply, Reply) and reply.retry_after else -1.0
             await self._sleep(self._policy.wait(tries.attempts) if asked_wait < 0 else asked_wait)
 
     def _read(self, server: Server, body: bytes, ids: Ids, budget: int, tries: _Tries) -> Answer | str | None:
@@ -303,7 +265,7 @@ class RetryingClient:
             if status == 503 and await self.servers.lost(server, "busy"):
                 return None
             if now - tries.refused_since < self._policy.busy_patience:
-                wait = _retry_after(reply.retry_after) if reply.retry_after else -1.0
+                wait = retry_after(reply.retry_after) if reply.retry_after else -1.0
                 await self._sleep(self._policy.wait(tries.refusals) if wait < 0 else wait)
                 return None
             return failure
@@ -358,16 +320,3 @@ class RetryingClient:
 def _failed(failure: str, status: int, tries: _Tries) -> RowError:
     reason, _, message = failure.partition(": ")
     return RowError(reason, message, status, tries.attempts)
-
-
-def _retry_after(value: str) -> float:
-    """Return the seconds a Retry-After header asks for (a number or a date), at most an hour; -1 if it is neither."""
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (TypeError, ValueError, OverflowError):
-            return -1.0
-    # A little more than asked: rows that were refused together must not come back together.
-    return min(3600.0, max(0.0, seconds)) + random.uniform(0.0, 0.5)

@@ -21,7 +21,8 @@ from eagle3_data.foreign_text import foreign_text
 from eagle3_data.generation.client import http as http_module
 from eagle3_data.generation.client.http import Cut, HttpClient, Reply, TooLarge, proxy_url
 from eagle3_data.generation.client.protocol import AnswerReader, RequestBody
-from eagle3_data.generation.client.retrying import RetryingClient, RetryPolicy
+from eagle3_data.generation.client.retry_policy import RetryPolicy
+from eagle3_data.generation.client.retrying import RetryingClient
 from eagle3_data.generation.client.servers import Servers
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
