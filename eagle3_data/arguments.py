@@ -209,7 +209,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("dataset", metavar="DATASET")
     _add_trust(sub)
     sub.add_argument("--to", choices=("specforge", "speculators", "plain"), required=True)
-    sub.add_argument("-o", "--output", metavar="F", required=True)
+    sub.add_argument(
+        "-o", "--output", metavar="F", required=True, help="F.jsonl, F.parquet, or a folder (Arrow): see --format"
+    )
     sub.add_argument("--max-length", type=_positive, help="longest row in tokens (default: whole rows)")
     sub.add_argument(
         "--overflow", choices=("truncate", "drop"), default="truncate", help="what happens to longer rows"
@@ -231,7 +233,9 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--shuffle", type=int, metavar="SEED", help="write the rows in a random order")
     sub.add_argument("--format", choices=("jsonl", "parquet", "arrow"), help="default: by the ending of F")
-    sub.add_argument("--shards", type=_positive, default=1, metavar="N", help="write N files")
+    sub.add_argument(
+        "--shards", type=_positive, default=1, metavar="N", help="write N files (not for SpecForge, which reads one)"
+    )
     sub = add("serve", "the embedded engine, speaking SGLang's /generate on loopback", json_flag=False)
     sub.add_argument("model", nargs="?", default="smollm2-135m", metavar="MODEL.gguf")
     sub.add_argument("--host", default="127.0.0.1")

@@ -16,8 +16,8 @@ from eagle3_data.errors import DataError, UsageError
 from eagle3_data.publishing.datasets_run import run_of_records
 from eagle3_data.publishing.hub.repository import Repository
 from eagle3_data.publishing.staging import Exclusion, measure, stage
-from eagle3_data.publishing.training.exports import Trainer
 from eagle3_data.publishing.training.published import add_training_rows
+from eagle3_data.publishing.training.trainers import Trainer
 from eagle3_data.publishing.version_files import check_complete, refuse_links
 from eagle3_data.run_folder import RunFolder
 

@@ -31,13 +31,14 @@ from support.run_folders import SOURCES, make_run  # noqa: E402
 
 from eagle3_data.publishing.records import open_records  # noqa: E402
 from eagle3_data.publishing.training.exports import export  # noqa: E402
+from eagle3_data.publishing.training.rows import RECORD_COLUMNS  # noqa: E402
 from eagle3_data.publishing.training.views import to_training  # noqa: E402
 from eagle3_data.publishing.training.vocabulary import count_tokens  # noqa: E402
 from eagle3_data.run_folder import RunFolder, write_parquet  # noqa: E402
 from eagle3_data.schema import RECORD_FEATURES, arrow_schema  # noqa: E402
 
 LISTS = ("input_ids", "output_ids")
-TRAINED = (*LISTS, "prompt_tokens", "completion_tokens", "finish_reason")
+TRAINED = tuple(name for name in RECORD_COLUMNS if name != "source")
 OTHERS = [name for name in RECORD_FEATURES if name not in LISTS]
 PARQUET: dict[str, dict[str, Any]] = {
     "zstd 3, ids plain (ours)": {"compression": "zstd", "compression_level": 3, "use_dictionary": OTHERS},
@@ -255,6 +256,7 @@ import sys, threading, time
 from pathlib import Path
 import datasets
 from eagle3_data.publishing.training.exports import export
+from eagle3_data.publishing.training.rows import RECORD_COLUMNS  # noqa: E402
 from eagle3_data.publishing.training.views import to_training
 run, place = Path(sys.argv[1]), Path(sys.argv[2])
 datasets.disable_progress_bars()

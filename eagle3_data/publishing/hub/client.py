@@ -39,7 +39,7 @@ from eagle3_data.publishing.hub.request import (
 from eagle3_data.publishing.inputs import Run, Wanted, gather
 from eagle3_data.publishing.publish_report import PublishReport
 from eagle3_data.publishing.staging import Exclusion
-from eagle3_data.publishing.training.exports import Trainer
+from eagle3_data.publishing.training.trainers import Trainer
 from eagle3_data.publishing.version_files import MANIFEST, VersionFile, plain_version
 
 if TYPE_CHECKING:

@@ -5,11 +5,10 @@ Goes in: records from anywhere. Comes out: files that the trainers pass through 
 report that says, source by source, what became of every record.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, get_args
 
 from eagle3_data.errors import DataError, UsageError
 from eagle3_data.publishing.records import Data, open_records, read_ahead
@@ -23,21 +22,8 @@ from eagle3_data.publishing.training.rows import (
     training_tables,
 )
 from eagle3_data.publishing.training.shuffling import shuffled
+from eagle3_data.publishing.training.trainers import Trainer, check_trainer, is_prepared, next_step
 from eagle3_data.publishing.training.writers import ENDINGS, Format, write_rows
-
-Trainer = Literal["specforge", "speculators", "plain"]
-
-# What each trainer reads: SpecForge 0.2 and speculators' prepare-data take JSON lines only.
-FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
-    "specforge": ("jsonl",),
-    "speculators": ("jsonl",),
-    "plain": get_args(Format),
-}
-_NEXT: Final = {
-    "specforge": "next: in SpecForge, set data.prompts_path to {path} (its longest row has {longest} tokens)",
-    "speculators": "next: speculators prepare-data --model MODEL --data {path} --output DIR --seq-length {longest}",
-    "plain": "rows of input_ids (prompt + output) and loss_mask; the longest has {longest} tokens",
-}
 
 
 @dataclass(frozen=True)
@@ -83,7 +69,7 @@ class ExportReport:
         lines += [f"  {name:<{width}}  {_of_source(tally)}" for name, tally in self.sources.items()]
         for split, rows in self.left_out.items():
             lines.append(f"  {_count(rows, 'record')} of the {split} split left out (--split {split}, or --split all)")
-        lines.append(f"  {_NEXT[self.trainer].format(path=shlex.quote(self.files[0]), longest=whole.longest)}")
+        lines.append(f"  {next_step(self.trainer, self.format, self.path, self.files, whole.longest)}")
         return "\n".join(lines)
 
 
@@ -124,7 +110,8 @@ def export(
     Args:
         data: a data set, a run folder, Parquet files, or `org/name@v1.0.0`.
         to: "specforge" or "speculators", which read the same rows, or "plain"; the report says what to type next.
-        output: the file, ending in .jsonl or .parquet; or a folder for `datasets.load_from_disk`.
+        output: the file, ending in .jsonl or .parquet; or a folder for `datasets.load_from_disk`, which for
+            "speculators" is what its training reads.
         max_length: longest row in tokens; None leaves cutting to the trainer.
         overflow: "truncate" or "drop" longer rows.
         min_loss_tokens: rows with less output within max_length are left out.
@@ -133,7 +120,8 @@ def export(
         split: "train", "validation", or None for both.
         sources: only these sources.
         mix: how often the rows of a source are written: 0.5 for half of them, 2 for twice.
-        shuffle: seed of a random order; None keeps the order of the records, source by source.
+        shuffle: seed of a random order; None keeps the order of the records, source by source, except in a folder
+            for "speculators", whose training takes the last rows for validation: there it is 0.
         format: "jsonl", "parquet" or "arrow"; told by the ending of `output` when None.
         shards: number of files.
 
@@ -146,6 +134,10 @@ def export(
     kind = _format_of(to, path, format)
     if shards < 1:
         raise UsageError(f"shards: {shards}; give 1 or more")
+    check_trainer(to, path, kind, shards)
+    prepared = is_prepared(to, kind)
+    if prepared and shuffle is None:
+        shuffle = 0
     options = RowOptions(max_length, overflow, min_loss_tokens, per, tuple(drop), dict(mix or {}))
     records = open_records(data, split=split, sources=sources)
     tallies: dict[str, SourceTally] = {}
@@ -163,7 +155,7 @@ def export(
             within = f"within {max_length} tokens" if max_length else "left by drop and mix"
             raise DataError(f"{records.name}: none of its {read:,} records gives a row with output {within}")
 
-    files = write_rows(checked(), path, kind, shards)
+    files = write_rows(checked(), path, kind, shards, prepared=prepared)
     size = sum(file.stat().st_size for file in files)
     return ExportReport(str(path), [str(file) for file in files], to, kind, tallies, records.left_out, size)
 
@@ -178,8 +170,4 @@ def _format_of(to: str, path: Path, asked: str | None) -> Format:
             raise UsageError(f"format: {asked!r} is none of {', '.join(ENDINGS)}")
         how = {".jsonl": "ending in .jsonl", ".parquet": "ending in .parquet", "": "as a folder, without an ending"}
         raise UsageError(f"{path}: name the output {how[wanted] if wanted is not None else ' or '.join(how.values())}")
-    if kind not in FORMATS[to]:
-        raise UsageError(
-            f"{path}: {to} reads JSON lines only; name the output something.jsonl, or export --to plain for {kind}"
-        )
     return kind

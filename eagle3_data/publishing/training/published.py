@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 
 from eagle3_data.publishing.card.facts import SPLITS
 from eagle3_data.publishing.records import open_records, read_ahead
-from eagle3_data.publishing.training.exports import Trainer
 from eagle3_data.publishing.training.rows import (
     RECORD_COLUMNS,
     TRAINING_SCHEMA,
@@ -19,6 +18,7 @@ from eagle3_data.publishing.training.rows import (
     SourceTally,
     training_tables,
 )
+from eagle3_data.publishing.training.trainers import Trainer
 from eagle3_data.run_folder import RunFolder, write_parquet
 
 TRAIN_ROWS: Final = "train_rows"

@@ -15,15 +15,19 @@ from typing import Any, Final, Literal
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from datasets import DatasetInfo
+from datasets import DatasetInfo, Features, Value
 
 from eagle3_data.publishing.records import read_ahead
 from eagle3_data.publishing.training.rows import TRAINING_FEATURES, TRAINING_SCHEMA
 from eagle3_data.run_folder import atomic_file, machine_errors
+from eagle3_data.schema import arrow_schema
 
 Format = Literal["jsonl", "parquet", "arrow"]
 ENDINGS: Final[dict[str, str]] = {"jsonl": ".jsonl", "parquet": ".parquet", "arrow": ""}
+# What speculators' `prepare-data` adds: its training packs rows by their lengths.
+PREPARED_FEATURES: Final = Features({**TRAINING_FEATURES, "seq_len": Value("int32")})
 # Of ids, before compression: a shuffled export is read in order, so groups are as large as memory likes them.
 _GROUP_ROWS: Final = 1_000
 
@@ -35,7 +39,9 @@ def shard_paths(path: Path, shards: int) -> list[Path]:
     return [path.with_name(f"{path.stem}-{index:05d}-of-{shards:05d}{path.suffix}") for index in range(shards)]
 
 
-def write_rows(tables: Iterable[pa.Table], path: Path, kind: Format, shards: int = 1) -> list[Path]:
+def write_rows(
+    tables: Iterable[pa.Table], path: Path, kind: Format, shards: int = 1, *, prepared: bool = False
+) -> list[Path]:
     """Write training rows.
 
     Args:
@@ -43,6 +49,7 @@ def write_rows(tables: Iterable[pa.Table], path: Path, kind: Format, shards: int
         path: the file; the folder, for "arrow".
         kind: the format.
         shards: how many files; row i goes into shard i % shards.
+        prepared: write a folder as speculators' `prepare-data` does, with `seq_len` and in torch's format.
 
     Returns:
         The files.
@@ -51,7 +58,7 @@ def write_rows(tables: Iterable[pa.Table], path: Path, kind: Format, shards: int
         DiskFull, MachineError: a file cannot be written; none of them is left behind.
     """
     if kind == "arrow":
-        return _write_folder(tables, path, shards)
+        return _write_folder(tables, path, shards, prepared)
     paths = shard_paths(path, shards)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(atomic_file(place)) for place in paths]
@@ -106,8 +113,14 @@ _PARQUET: Final[dict[str, Any]] = {
 }
 
 
-def _write_folder(tables: Iterable[pa.Table], path: Path, shards: int) -> list[Path]:
+def _with_lengths(table: pa.Table) -> pa.Table:
+    return table.append_column("seq_len", pc.list_value_length(table["input_ids"]))
+
+
+def _write_folder(tables: Iterable[pa.Table], path: Path, shards: int, prepared: bool) -> list[Path]:
     """Write a folder as `Dataset.save_to_disk` does, beside its place, and move it there."""
+    features = PREPARED_FEATURES if prepared else TRAINING_FEATURES
+    schema = arrow_schema(features)
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -115,24 +128,22 @@ def _write_folder(tables: Iterable[pa.Table], path: Path, shards: int) -> list[P
             names = [f"data-{index:05d}-of-{shards:05d}.arrow" for index in range(shards)]
             with contextlib.ExitStack() as stack:
                 writers = [
-                    stack.enter_context(
-                        pa.ipc.new_stream(stack.enter_context((made / name).open("wb")), TRAINING_SCHEMA)
-                    )
+                    stack.enter_context(pa.ipc.new_stream(stack.enter_context((made / name).open("wb")), schema))
                     for name in names
                 ]
                 for index, part in read_ahead(_deal(tables, shards)):
-                    writers[index].write_table(part.cast(TRAINING_SCHEMA))
+                    writers[index].write_table((_with_lengths(part) if prepared else part).cast(schema))
             state: dict[str, Any] = {
                 "_data_files": [{"filename": name} for name in names],
                 "_fingerprint": made.name.rpartition(".")[2],
                 "_format_columns": None,
                 "_format_kwargs": {},
-                "_format_type": None,
+                "_format_type": "torch" if prepared else None,
                 "_output_all_columns": False,
                 "_split": None,
             }
             (made / "state.json").write_text(json.dumps(state, indent=2))
-            DatasetInfo(features=TRAINING_FEATURES).write_to_directory(str(made))
+            DatasetInfo(features=features).write_to_directory(str(made))
             if path.is_dir():
                 shutil.rmtree(path)
             made.rename(path)

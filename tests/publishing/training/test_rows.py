@@ -334,12 +334,44 @@ def test_every_format_holds_the_same_rows(run: RunFolder, tmp_path: Path) -> Non
                 )
             assert {row["sample_id"]: (row["input_ids"], row["loss_mask"]) for row in found} == wanted
         shard_rows = [
-            len(read_lines(Path(file))) for file in export(run, "specforge", tmp_path / "s.jsonl", shards=4).files
+            len(read_lines(Path(file))) for file in export(run, "speculators", tmp_path / "s.jsonl", shards=4).files
         ]
         assert sum(shard_rows) == 70 and max(shard_rows) - min(shard_rows) <= 1
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("s-")) == [
         f"s-{index:05d}-of-00004.jsonl" for index in range(4)
     ]
+
+
+def test_what_is_typed_next_names_every_file_and_the_longest_row(run: RunFolder, tmp_path: Path) -> None:
+    """Trainers cut rows at a length of their own (SpecForge: 2,048), so each command states the longest row."""
+    report = export(run, "specforge", tmp_path / "a.jsonl")
+    longest = report.whole.longest
+    assert f"data.prompts_path to {tmp_path / 'a.jsonl'} and data.max_length to {longest} or more" in report.to_text()
+    report = export(run, "speculators", tmp_path / "b.jsonl", shards=2)
+    data = " ".join(f"--data {file}" for file in report.files)
+    assert f"prepare-data --model MODEL {data} --output DIR --seq-length {longest}" in report.to_text()
+    report = export(run, "speculators", tmp_path / "c" / "c.parquet")
+    assert f"--data hf:{tmp_path / 'c'}:train --output DIR --seq-length {longest}" in report.to_text()
+    assert report.to_text().endswith(f"(where {tmp_path / 'c'} holds nothing else)")
+    report = export(run, "speculators", tmp_path / "d", shards=2)
+    assert f"speculators train --data-path {tmp_path / 'd'} --total-seq-len {longest}" in report.to_text()
+
+
+def test_a_folder_for_speculators_is_what_its_training_reads(run: RunFolder, tmp_path: Path) -> None:
+    """`prepare-data` writes seq_len and torch's format; the order is random, as its validation rows are the last."""
+    export(run, "plain", tmp_path / "plain")
+    plain = datasets.load_from_disk(tmp_path / "plain")
+    assert json.loads((tmp_path / "plain" / "state.json").read_text())["_format_type"] is None
+    for place, options in (("a", {}), ("b", {"shuffle": 0}), ("c", {"shuffle": 1})):
+        export(run, "speculators", tmp_path / place, **options)  # type: ignore[arg-type]
+        state = tmp_path / place / "state.json"
+        assert json.loads(state.read_text())["_format_type"] == "torch"
+        # torch is not among the development dependencies: test_trainers.py reads the folder in its own format
+        state.write_text(state.read_text().replace('"torch"', "null"))
+    rows = {place: datasets.load_from_disk(tmp_path / place).to_list() for place in "abc"}
+    assert rows["a"] == rows["b"] != rows["c"] and [row["sample_id"] for row in rows["a"]] != plain["sample_id"][:]
+    assert all(row.pop("seq_len") == len(row["input_ids"]) for row in rows["a"])
+    assert sorted(rows["a"], key=lambda row: row["sample_id"]) == sorted(plain, key=lambda row: row["sample_id"])
 
 
 def test_shuffling_keeps_every_row_and_depends_on_the_seed(
@@ -381,6 +413,7 @@ def test_export_refuses_what_it_cannot_do(run: RunFolder, tmp_path: Path) -> Non
         ({"to": "plain", "output": tmp_path / "x.txt", "format": "arrow"}, "as a folder"),
         ({"sources": ["B4"]}, "no source 'B4'"),
         ({"shards": 0}, "shards"),
+        ({"shards": 2}, "SpecForge reads one file"),
         ({"mix": {"B1_glaive": -1}}, "mix: B1_glaive=-1"),
         ({"drop": ["long"]}, "'long' is none of"),
         ({"data": tmp_path / "nowhere"}, "no such run folder"),

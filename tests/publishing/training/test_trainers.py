@@ -203,6 +203,83 @@ def test_speculators_prepares_dialogues_with_several_spans(tmp_path: Path) -> No
     assert tokens == whole.loss_tokens
 
 
+def test_speculators_prepares_a_folder_of_parquet(run: RunFolder, tmp_path: Path) -> None:
+    """As the report says: `hf:FOLDER:train`, which `load_dataset` reads."""
+    python = python_of("EAGLE3_DATA_SPECULATORS")
+    tokenizer = tokenizer_folder()
+    report = export(run, "speculators", tmp_path / "rows" / "rows.parquet", shards=3)
+    assert f"--data hf:{tmp_path / 'rows'}:train --output DIR --seq-length {report.whole.longest}" in report.to_text()
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    data = f"hf:{tmp_path / 'rows'}:train"
+    arguments = (tokenizer, data, tmp_path / "out", report.whole.longest)
+    rows, tokens = call(python, SPECULATORS, *arguments, environment=environment)
+    assert {tuple(ids): tuple(mask) for ids, mask in rows} == expected(run) and len(rows) == 145 * 4
+    assert tokens == report.whole.loss_tokens
+
+
+# The data set of `speculators train`, with hidden states of zeros in place of vLLM's, and its packed batches.
+SPECULATORS_TRAIN = """
+import json, sys, torch
+from speculators.train.data import ArrowDataset, CollateFn, build_client_item
+class Zeros:
+    def get_cached(self, index):
+        ids = torch.tensor(rows.data[index]["input_ids"].tolist())
+        return {"token_ids": ids, "hidden_states": torch.zeros(len(ids), 4, 2)}
+rows = ArrowDataset(max_len=int(sys.argv[2]), datapath=sys.argv[1], transfer=Zeros())
+found = []
+for index in range(len(rows)):
+    item = rows[index]
+    assert item["input_ids"].dtype == item["loss_mask"].dtype == rows.data[index]["input_ids"].dtype == torch.int64
+    assert rows.approx_lengths[index] == len(item["input_ids"]) == int(item["lengths"][0])
+    assert build_client_item(rows.data[index]) == {"input_ids": item["input_ids"].tolist()}
+    found.append([item["input_ids"].tolist(), item["loss_mask"].tolist()])
+batch = CollateFn(int(sys.argv[2]), 2)([rows[0]])
+assert batch["input_ids"][0, :len(found[0][0])].tolist() == found[0][0]
+assert batch["loss_mask"][0, :len(found[0][0])].tolist() == found[0][1]
+sources = rows.data.with_format(None)["source"][:]
+print(json.dumps([found, sources]))
+"""
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_speculators_trains_on_an_exported_folder_as_on_a_prepared_one(
+    run: RunFolder, tmp_path: Path, shards: int
+) -> None:
+    python = python_of("EAGLE3_DATA_SPECULATORS")
+    report = export(run, "speculators", tmp_path / "rows", shards=shards)
+    assert f"--data-path {tmp_path / 'rows'} --total-seq-len {report.whole.longest}" in report.to_text()
+    rows, sources = call(python, SPECULATORS_TRAIN, tmp_path / "rows", report.whole.longest)
+    assert {tuple(ids): tuple(mask) for ids, mask in rows} == expected(run) and len(rows) == 145 * 4
+    # its validation rows are the last ones, so they may not be of one source
+    assert len(set(sources[-58:])) == 4
+
+
+def test_speculators_trains_on_a_folder_of_dialogues(tmp_path: Path) -> None:
+    python = python_of("EAGLE3_DATA_SPECULATORS")
+    records, wanted = dialogues()
+    whole = export(records, "speculators", tmp_path / "rows", per="dialogue").whole
+    rows, _ = call(python, SPECULATORS_TRAIN, tmp_path / "rows", whole.longest)
+    assert {tuple(ids): tuple(mask) for ids, mask in rows} == wanted and len(rows) == len(wanted)
+
+
+@pytest.mark.parametrize("trainer", ["specforge", "plain"])
+def test_specforge_reads_a_published_config_without_our_package(run: RunFolder, tmp_path: Path, trainer: str) -> None:
+    """The card's two lines: load_dataset(repo, "train_rows"), then to_json."""
+    python = python_of("EAGLE3_DATA_SPECFORGE")
+    code = """
+import sys
+from datasets import load_dataset
+train = load_dataset("org/trained", "train_rows", revision="v1.0.0", split="train", cache_dir=sys.argv[1] + "/cache")
+train.to_json(sys.argv[1] + "/train.jsonl")
+sys.argv[1] += "/train.jsonl"
+"""
+    with TestHub(tmp_path / "hub", WRITER) as hub:
+        hub.run("publish_run", folder=str(run.path), repo="org/trained", version="1.0.0", training=trainer).get()
+        environment = hub.environment() | {"HF_HOME": str(tmp_path / "home")}
+        rows = call(python, code + SPECFORGE, tmp_path, environment=environment)
+    assert {tuple(ids): tuple(mask) for ids, mask in rows} == expected(run) and len(rows) == 145 * 4
+
+
 def test_speculators_prepares_a_published_config_without_our_package(run: RunFolder, tmp_path: Path) -> None:
     """`publish --training`: prepare-data reads hf:org/name:train_rows:train from the Hub as it is."""
     python = python_of("EAGLE3_DATA_SPECULATORS")
