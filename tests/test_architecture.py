@@ -16,6 +16,7 @@ FOUNDATIONS = {
     "outcome",
     "manifest",
     "run_folder",
+    "run_names",
     "loops",
     "foreign_text",
     "validation",

@@ -24,9 +24,11 @@ import pyarrow.parquet as pq
 from eagle3_data.check.report import CheckReport, Example, Violation
 from eagle3_data.check.rules import Facts, findings, wrong_columns
 from eagle3_data.errors import DataError, HubError, UsageError
+from eagle3_data.foreign_text import foreign_text
 from eagle3_data.generation.prompts.standing import turn_ids
 from eagle3_data.manifest import Manifest
 from eagle3_data.run_folder import RunFolder
+from eagle3_data.run_names import refuse_missing
 from eagle3_data.schema import RECORD_FEATURES
 
 __all__ = ["CheckReport", "Example", "Violation", "check"]
@@ -121,6 +123,7 @@ def _find(dataset: Any) -> tuple[_Input, pa.Table | None]:
         return _Input(str(path), [(str(path), None)]), None
     if path.is_dir():
         return _find_folder(run), None
+    refuse_missing(dataset)
     if isinstance(dataset, str) and (match := _HUB_NAME.fullmatch(dataset)):
         return _find_hub(dataset, match[1], match[2]), None
     raise UsageError(
@@ -152,7 +155,10 @@ def _find_hub(name: str, repository: str, revision: str | None) -> _Input:
         raise
     except Exception as error:
         # The client raises many kinds of its own, of the HTTP library and of fsspec; each means it cannot be read.
-        raise HubError(f"{name}: cannot be read from the Hub ({type(error).__name__}: {error})") from error
+        raise HubError(
+            f"{name}: no such folder here, and it cannot be read from the Hub "
+            f"({type(error).__name__}: {foreign_text(error)})"
+        ) from error
     records = [file for file in files if Path(file).name.startswith(("train-", "validation-"))]
     if not records:
         raise UsageError(f"{name}: no record files (train-*.parquet) there; is the name or the revision right?")

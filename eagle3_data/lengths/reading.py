@@ -16,11 +16,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from eagle3_data.errors import DataError, UsageError
+from eagle3_data.foreign_text import foreign_text
 from eagle3_data.lengths.statistics.clusters import ClusterRows, Keys, keys_of
 from eagle3_data.lengths.statistics.distribution import CUTOFFS, Flags, Ints, Tally, checked_lengths
 from eagle3_data.manifest import Manifest
 from eagle3_data.outcome import FINISH_REASONS, of_reason, reasons
 from eagle3_data.run_folder import RunFolder
+from eagle3_data.run_names import refuse_missing
 
 WHOLE: Final = "whole"  # what all sources together are called
 MEASURES: Final = ("prompt", "completion", "reasoning", "answer")
@@ -289,6 +291,7 @@ def read_hub(name: str) -> tuple[dict[str, SourceTally], Manifest]:
     """
     from huggingface_hub import HfFileSystem
 
+    refuse_missing(name)
     match = _HUB_NAME.match(name)
     if name.startswith((".", "/", "~")) or name.endswith(".parquet"):
         raise UsageError(f"{name}: no such file or folder")
@@ -300,7 +303,8 @@ def read_hub(name: str) -> tuple[dict[str, SourceTally], Manifest]:
         files = sorted(filesystem.glob(f"{root}/**/*.parquet"))
     except Exception as error:  # the Hub client raises a dozen kinds, all meaning that nothing could be listed
         raise UsageError(
-            f"{name}: no such folder here, and as a Hub data set it cannot be listed ({type(error).__name__}: {error})"
+            f"{name}: no such folder here, and as a Hub data set it cannot be listed "
+            f"({type(error).__name__}: {foreign_text(error)})"
         ) from error
     if not files:
         raise UsageError(

@@ -5,10 +5,10 @@ Goes in: a run folder. Comes out: the path of its card.
 
 from pathlib import Path
 
-from eagle3_data.errors import UsageError
 from eagle3_data.pipeline.existing import run_folder_of, target_of
 from eagle3_data.pipeline.lengths import describe_anew
 from eagle3_data.publishing import write_card
+from eagle3_data.run_names import no_run_folder
 
 
 def card(run: Path, *, template: str | None = None, trust_remote_code: bool = False) -> Path:
@@ -20,7 +20,7 @@ def card(run: Path, *, template: str | None = None, trust_remote_code: bool = Fa
     """
     folder = run_folder_of(run)
     if folder is None:
-        raise UsageError(f"{run}: not a run folder (no manifest.json)")
+        raise no_run_folder(run)
     describe_anew(folder)
     target = target_of(folder, trust_remote_code=trust_remote_code)
     return write_card(folder, Path(template) if template else None, target=target)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data import publishing
-from eagle3_data.errors import UsageError
 from eagle3_data.pipeline.existing import run_folder_of, target_of
 from eagle3_data.pipeline.lengths import describe_anew
 from eagle3_data.publishing import PublishReport
+from eagle3_data.run_names import no_run_folder
 
 
 def publish(
@@ -32,7 +32,7 @@ def publish(
     for run in runs:
         folder = run_folder_of(run)
         if folder is None:
-            raise UsageError(f"{run}: not a run folder (no manifest.json)")
+            raise no_run_folder(run)
         describe_anew(folder)
         folders.append(folder)
     target = target_of(folders[-1], trust_remote_code=trust_remote_code)

@@ -19,6 +19,7 @@ from eagle3_data.pipeline.keeping import answered_rows, check_whole, summed
 from eagle3_data.publishing.hub.repository import Repository, parse_repo
 from eagle3_data.publishing.version_files import MANIFEST, RECIPE
 from eagle3_data.run_folder import RunFolder, atomic_file
+from eagle3_data.run_names import no_run_folder
 
 _RECORDS: Final = re.compile(r"records/[A-Za-z][A-Za-z0-9_]*/(?:train|validation)-\d{5}-of-\d{5}\.parquet")
 _BESIDE: Final = ("lengths.json", "README.md", RECIPE, MANIFEST)
@@ -96,6 +97,8 @@ def restore(run: Path, *, source: str | None = None, pack: bool = False, token: 
     if pack:
         return _pack(folder)
     if not source and not any(folder.path.glob("records/[!.]*/*.parquet")):
+        if not folder.path.is_dir():
+            raise no_run_folder(run)
         raise UsageError(
             f"{run}: no records to restore from; name a run folder, or a published version with --from hf://…"
         )

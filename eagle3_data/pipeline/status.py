@@ -19,12 +19,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from eagle3_data.errors import DataError, UsageError
+from eagle3_data.errors import DataError
 from eagle3_data.generation.journal.index import keys_of
 from eagle3_data.generation.journal.journal import Journal
 from eagle3_data.outcome import Outcome
 from eagle3_data.pipeline.tables import show_table
 from eagle3_data.run_folder import RunFolder, read_json
+from eagle3_data.run_names import no_run_folder
 
 _ALIVE_SECONDS: Final = 30.0  # a process at work leaves its progress every two
 _WATCH_SECONDS: Final = 2.0
@@ -105,7 +106,7 @@ def status(path: Path) -> Status:
     """
     folder = RunFolder(path)
     if not folder.manifest_path.is_file():
-        raise UsageError(f"{path}: not a run folder (no manifest.json); give runs/<recipe name>")
+        raise no_run_folder(path)
     manifest = folder.read_manifest()
     alive = at_work(folder)
     samples = {name: max(1, int(getattr(entry, "samples", 1) or 1)) for name, entry in manifest.extent.sources.items()}

@@ -17,10 +17,11 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eagle3_data.errors import DataError, UsageError
+from eagle3_data.errors import DataError, HubUnreachable, UsageError
 from eagle3_data.publishing.card.facts import SPLITS
 from eagle3_data.publishing.hub.repository import Repository, parse_repo
 from eagle3_data.run_folder import RunFolder
+from eagle3_data.run_names import refuse_missing
 from eagle3_data.schema import RECORD_FEATURES, arrow_schema
 
 Data: TypeAlias = datasets.Dataset | datasets.IterableDataset | RunFolder | Path | str
@@ -78,10 +79,16 @@ def open_records(data: Data, *, split: str | None = "train", sources: Sequence[s
         names = {path.name if path == run.path else path.relative_to(run.path).as_posix(): path for path in paths}
         return _of_files(str(run.path), {name: _local(path) for name, path in names.items()}, split, sources)
     name = str(data)
+    refuse_missing(name)
     local_name = isinstance(data, Path) or name.startswith((".", "/", "~")) or name.count("/") != 1
     if local_name and not name.startswith("hf://"):
         raise UsageError(f"{name}: no such run folder or Parquet file; a data set on the Hub is named org/name")
-    return _of_hub(name, split, sources)
+    try:
+        return _of_hub(name, split, sources)
+    except HubUnreachable as error:
+        if name.startswith("hf://"):
+            raise
+        raise HubUnreachable(f"{error}; and there is no folder of that name here") from None
 
 
 def _of_hub(name: str, split: str | None, sources: Sequence[str] | None) -> Records:

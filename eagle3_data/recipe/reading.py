@@ -8,6 +8,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from eagle3_data.validation import dotted, mistakes
 
 _SUFFIXES: Final = (".yaml", ".yml")
 _MOST_BYTES: Final = 4_000_000
+_LOOKED_AT: Final = 1_000  # names in a folder, for a suggestion
 
 
 def shipped_recipes() -> list[str]:
@@ -178,7 +180,7 @@ def _found(name: str) -> Path:
         others = [path for suffix in _SUFFIXES if (path := Path(name).with_suffix(suffix)).is_file()]
     except (OSError, ValueError) as error:  # a name that no file can have
         raise RecipeError(f"no recipe {name[:80]!r}: {getattr(error, 'strerror', None) or error}") from None
-    near = [str(path) for path in others] or difflib.get_close_matches(name, shipped_recipes(), n=1)
+    near = [str(path) for path in others] or difflib.get_close_matches(name, [*shipped_recipes(), *_beside(name)], n=1)
     if Path(name).is_dir():
         hint = "this is a folder; name a file in it"
     elif near:
@@ -186,6 +188,16 @@ def _found(name: str) -> Path:
     else:
         hint = f"the shipped ones are {', '.join(shipped_recipes())}"
     raise RecipeError(f"no recipe {name!r}: neither a file nor the name of a shipped recipe; {hint}")
+
+
+def _beside(name: str) -> list[str]:
+    """Return the YAML files in the folder that a name points into, at most some, as the name would be written."""
+    folder = Path(name).parent
+    try:
+        files = [path for path in islice(folder.iterdir(), _LOOKED_AT) if path.suffix in _SUFFIXES]
+    except OSError:
+        return []
+    return [str(path) for path in files]
 
 
 def _text_of(path: Path) -> str:

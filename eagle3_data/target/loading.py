@@ -24,6 +24,8 @@ def load_tokenizer(path_or_id: str, revision: str | None, trust_remote_code: boo
     """
     from transformers import AutoTokenizer
 
+    if path_or_id.startswith(("/", "./", "../", "~")) and not Path(path_or_id).exists():
+        raise TargetError(f"{path_or_id}: there is no such folder; give one that holds tokenizer.json, or a Hub id")
     try:
         return AutoTokenizer.from_pretrained(path_or_id, revision=revision, trust_remote_code=trust_remote_code)
     except ImportError as error:

@@ -171,6 +171,8 @@ def test_an_unknown_recipe_names_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("")
     with pytest.raises(RecipeError, match=r"did you mean '.*mine\.yaml'"):
         load_recipe(tmp_path / "mine.yml")
+    with pytest.raises(RecipeError, match=r"did you mean '.*mine\.yaml'"):
+        load_recipe(tmp_path / "mnie.yaml")
     with pytest.raises(RecipeError, match="this is a folder"):
         load_recipe(tmp_path)
     with pytest.raises(RecipeError, match="name too long") as caught:

@@ -28,6 +28,7 @@ from eagle3_data.errors import HubError, HubUnreachable, UsageError
 Result = TypeVar("Result")
 _TOKEN: Final = re.compile(r"hf_[A-Za-z0-9_]{6,}")
 _PASSING: Final = (429, 500, 502, 503, 504)
+_READING: Final = ("read", "load", "look for")
 TRIES: Final = 5
 LONGEST_WAIT: Final = 60.0  # seconds
 
@@ -137,11 +138,13 @@ def hub_errors(repo: str, token: str | None, doing: str) -> Iterator[None]:
 def _told(repo: str, token: str | None, doing: str, error: BaseException) -> HubError:
     passing = isinstance(error, OfflineModeIsEnabled) or status_of(error) in (0, *_PASSING)
     kind = HubUnreachable if passing and not isinstance(error, LocalTokenNotFoundError) else HubError
-    return kind(f"{repo}: cannot {doing} it: {redact(explain(error, token is not None), token)}")
+    return kind(f"{repo}: cannot {doing} it: {redact(explain(error, token is not None, doing), token)}")
 
 
-def explain(error: BaseException, has_token: bool) -> str:
-    """Say in one line what a failed call to the Hub means and what fixes it."""
+def explain(error: BaseException, has_token: bool, doing: str) -> str:
+    """Say in one line what a failed call to the Hub means and what fixes it; `doing` as for `hub_errors`."""
+    again = "run the same command again"
+    kept = "" if doing in _READING else ", finished files are not sent twice"
     status = status_of(error)
     said = _server_message(error)
     if isinstance(error, OfflineModeIsEnabled):
@@ -160,7 +163,7 @@ def explain(error: BaseException, has_token: bool) -> str:
     if is_expired_upload(error):
         return (
             f"the storage refused an upload ({status}), again and again: its address may have expired on a slow line, "
-            "or a proxy stands in between; run the same command again, finished files are not sent twice"
+            f"or a proxy stands in between; {again}{kept}"
         )
     if status == 403:
         return f"the token has no right to do that ({said or 'forbidden'}); use one with write permission there"
@@ -168,16 +171,16 @@ def explain(error: BaseException, has_token: bool) -> str:
         wait = retry_after(error)
         words = f" ({said})" if said else ""
         when = f"in {wait:.0f} s" if wait else "later"
-        return f"rate limit reached (429){words}; try again {when}, finished files are kept"
+        return f"rate limit reached (429){words}; try again {when}{kept}"
     if status in (409, 412):
-        return "somebody else committed to it at the same time, again and again; run the same command again"
+        return f"somebody else committed to it at the same time, again and again; {again}"
     if status >= 500:
-        return f"the Hub has trouble ({status}); run the same command again, finished files are not sent twice"
+        return f"the Hub has trouble ({status}); {again}{kept}"
     if status:
         return f"the Hub answered {status}: {said or _first_line(error)}"
     return (
-        f"no connection to the Hub ({type(error).__name__}: {_first_line(error)}); run the same command again when "
-        "the network is back, finished files are not sent twice"
+        f"no connection to the Hub ({type(error).__name__}: {_first_line(error)}); {again} when "
+        f"the network is back{kept}"
     )
 
 
