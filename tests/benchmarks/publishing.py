@@ -273,11 +273,11 @@ def told(name, tokens, spent, cpu):
     print(f"  {name:<24} {spent:8.2f} s   {tokens / 1e6 / spent:8.1f} M tokens/s"
           f" ({tokens / 1e6 / cpu:.1f} a CPU second), peak {peak['RssAnon']:,.0f} MB of its own,"
           f" {peak['VmRSS']:,.0f} MB with mapped files", flush=True)
-for name, kind in (("export to JSONL", "rows.jsonl"), ("export to Arrow", "rows")):
+for form, kind in (("JSONL", "rows.jsonl"), ("Parquet", "rows.parquet"), ("Arrow", "rows")):
     peak.update(RssAnon=0, VmRSS=0)
     start, cpu = time.perf_counter(), time.process_time()
     whole = export(run, "plain", place / kind).whole
-    told(name, whole.tokens, time.perf_counter() - start, time.process_time() - cpu)
+    told(f"export to {form}", whole.tokens, time.perf_counter() - start, time.process_time() - cpu)
 files = [str(path) for path in run.rglob("records/*/*.parquet")]
 rows = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(place / "cache"))
 start, cpu = time.perf_counter(), time.process_time()

@@ -132,7 +132,8 @@ def distribution(values: Mapping[str, Any], measure: str) -> Table:
     }
     rows |= {"median" if name == "p50" else name: quantile(name) for name in _ascending(first["quantiles"])}
     rows["max"] = lambda s: at_least(of(s), "max")
-    rows |= {f"under {wording.tokens(int(limit))}": under(limit) for limit in _ascending(first["under"])}
+    limits = _until_all(_ascending(first["under"]), values, lambda s, limit: of(s)["under"][limit]["value"])
+    rows |= {f"under {wording.tokens(int(limit))}": under(limit) for limit in limits}
     if first["cut"] or first["lower_bounds_only"]:
         rows["lower bounds only"] = lambda s: wording.tokens(of(s)["cut"] + of(s)["lower_bounds_only"])
     if first["stuck"]:
@@ -150,6 +151,20 @@ def _mean(lengths: Mapping[str, Any]) -> str:
 def _ascending(named: Iterable[str]) -> list[str]:
     """Sort p1 … p99.9 or 100 … 8000 by number: a JSON file holds them sorted as text."""
     return sorted(named, key=lambda name: float(name.removeprefix("p")))
+
+
+def _until_all(
+    limits: list[str], values: Mapping[str, Any], share: Callable[[Section, str], float | None]
+) -> list[str]:
+    """Return the limits up to the first that holds every row of every source, or beyond which nothing is known.
+
+    Higher limits would say the same again: all, or unknown.
+    """
+    for place, limit in enumerate(limits):
+        shares = [share(section, limit) for section in sections(values).values()]
+        if all(value is None or value == 1 for value in shares):
+            return limits[: place + 1]
+    return limits
 
 
 def _note(first: Mapping[str, Any]) -> str:
@@ -178,7 +193,8 @@ def _cut_note(first: Mapping[str, Any]) -> str:
 def cutoffs(values: Mapping[str, Any]) -> Table:
     """Return what training cut-offs leave of rows and tokens, a column for each source."""
     rows: dict[str, Callable[[Section], str]] = {}
-    for cutoff in _ascending(values["whole"]["cutoffs"]):
+    named = _ascending(values["whole"]["cutoffs"])
+    for cutoff in _until_all(named, values, lambda s, limit: s["cutoffs"][limit]["rows_whole"]["share"]["value"]):
         for key, label in (
             ("rows_whole", "rows whole"),
             ("tokens_kept", "tokens kept"),

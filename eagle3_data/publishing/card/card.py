@@ -181,6 +181,10 @@ def _context(
             for path in sorted(run.figures_path.glob("*.png"))
         ],
         "training": manifest.get("training") or {},
+        "thinks": manifest.get("profile", {}).get("thinking_state") != "none",
+        "leaks": any(
+            (each["attribution"] or {}).get("contamination") and not each["samples"] for each in entries.values()
+        ),
         "reasons": list(dict.fromkeys(reason for entry in entries.values() for reason in entry["left_out"])),
         "selected_from": manifest.get("selected_from") or {},
         "has_recipe": bool(manifest.get("recipe")),

@@ -52,6 +52,7 @@ def add_training_rows(run: RunFolder, trainer: Trainer) -> None:
                 "trainer": trainer,
                 "rows": whole.written,
                 "tokens": whole.tokens,
+                "longest": whole.longest,
                 "bytes": sum(path.stat().st_size for path in files),
                 "mask_bytes": sum(map(_mask_bytes, files)),
             },

@@ -144,6 +144,10 @@ def _write_folder(tables: Iterable[pa.Table], path: Path, shards: int, prepared:
             }
             (made / "state.json").write_text(json.dumps(state, indent=2))
             DatasetInfo(features=features).write_to_directory(str(made))
+            # mkdtemp's folders are for their owner alone: give this one the rights of any new folder
+            (made / "rights").mkdir()
+            made.chmod((made / "rights").stat().st_mode & 0o777)
+            (made / "rights").rmdir()
             if path.is_dir():
                 shutil.rmtree(path)
             made.rename(path)

@@ -276,3 +276,39 @@ def test_it_says_which_benchmarks_were_searched_for_and_what_is_a_cluster_sample
     text = render_card(folder)
     assert "openai/gsm8k (revision abc, 1,319 questions) were left out: 17." in text
     assert "B1_glaive is a cluster sample: 1 of 30 upstream files" in text
+
+
+def test_length_tables_end_where_every_row_is_counted(run: RunFolder) -> None:
+    """Thresholds and cut-offs stop at the first that holds all rows; one that cut rows leave unknown is the last."""
+    text = run.card_path.read_text()
+    lengths = json.loads(run.lengths_path.read_text())
+    prompts = text[text.index("### Prompt tokens") : text.index("### Completion tokens")]
+    longest = lengths["whole"]["lengths"]["prompt"]["max"]
+    assert longest < 100 and re.findall(r"^\| under ([\d,]+) ", prompts, re.M) == ["100"]
+    completions = text[text.index("### Completion tokens") :].split("\n### ")[0]
+    shown = [int(limit.replace(",", "")) for limit in re.findall(r"^\| under ([\d,]+) ", completions, re.M)]
+    under = {int(limit): cell["value"] for limit, cell in lengths["whole"]["lengths"]["completion"]["under"].items()}
+    needed = [limit for limit in sorted(under) if under[limit] is not None and under[limit] < 1]
+    assert shown[:-1] == needed and len(shown) == len(needed) + 1 < len(under)
+    kept = text[text.index("### What a training cut-off keeps") : text.index("</details>")]
+    assert re.findall(r"^\| ([\d,]+): rows whole", kept, re.M) == ["2,048"]
+
+
+def test_a_card_states_only_what_holds_for_its_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", {"B1_glaive": 10})
+    manifest = folder.read_manifest().to_dict()
+    manifest["sources"]["B1_glaive"]["rejected"] = {"empty_turn": 1, "not_json": 2}
+    manifest["profile"]["thinking_state"] = "none"
+    manifest["sources"]["B1_glaive"]["attribution"] = {**manifest["sources"]["B1_glaive"]["attribution"]}
+    manifest["sources"]["B1_glaive"]["attribution"]["contamination"] = ""
+    folder.write_manifest(manifest)
+    text = render_card(folder)
+    assert re.search(r"3 \(empty\\?_turn 1, not\\?_json 2\)", text)
+    assert "both splits" not in text and "loses reasoning" not in text
+    leaks = text[text.index("## Benchmarks that leak") : text.index("## Limits")]
+    assert "has seen problems" not in leaks and "No overlap with a benchmark is known" in leaks
+    thinking = make_run(tmp_path / "thinking", {"B1_glaive": 10}, holdout=2)
+    text = render_card(thinking)
+    assert "a record, over both splits." in text and "loses reasoning" in text
+    leaks = text[text.index("## Benchmarks that leak") : text.index("## Limits")]
+    assert "has seen problems" in leaks and "No overlap" not in leaks

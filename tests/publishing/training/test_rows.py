@@ -366,6 +366,8 @@ def test_a_folder_for_speculators_is_what_its_training_reads(run: RunFolder, tmp
         export(run, "speculators", tmp_path / place, **options)  # type: ignore[arg-type]
         state = tmp_path / place / "state.json"
         assert json.loads(state.read_text())["_format_type"] == "torch"
+        (tmp_path / "new").mkdir(exist_ok=True)
+        assert (tmp_path / place).stat().st_mode == (tmp_path / "new").stat().st_mode, "others may read it too"
         # torch is not among the development dependencies: test_trainers.py reads the folder in its own format
         state.write_text(state.read_text().replace('"torch"', "null"))
     rows = {place: datasets.load_from_disk(tmp_path / place).to_list() for place in "abc"}
