@@ -5,8 +5,7 @@ with examples. Rows are matched by (sample_id, sample) and compared id by id thr
 the first data set are held, whatever the rows hold.
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from eagle3_data.errors import DataError
-from eagle3_data.publishing.card.changes import hash_rows
+from eagle3_data.publishing.card.changes import hash_lists, hash_rows
 from eagle3_data.publishing.records import Data, Records, open_records, read_ahead
 
 KINDS: Final = ("added", "removed", "extended", "changed")
@@ -127,18 +126,16 @@ def _lists(column: pa.ChunkedArray) -> tuple[list[int], NDArray[np.int32]]:
     return whole.offsets.to_numpy().tolist(), whole.values.to_numpy(zero_copy_only=False)
 
 
-def _hashes(column: pa.ChunkedArray) -> Iterator[int]:
-    places, values = _lists(column)
-    return (hash(values[start:end].tobytes()) for start, end in itertools.pairwise(places))
-
-
 def _read_index(records: Records) -> _Index:
     parts: list[tuple[NDArray[Any], ...]] = []
     for table in read_ahead(records.tables(_COLUMNS)):
         parts.append(
             (
                 hash_rows(table.select(_KEY).to_pandas()),
-                *(np.fromiter(_hashes(table[name]), np.int64, table.num_rows) for name in ("input_ids", "output_ids")),
+                *(
+                    np.fromiter(hash_lists(table[name]), np.int64, table.num_rows)
+                    for name in ("input_ids", "output_ids")
+                ),
                 np.asarray(table["completion_tokens"], np.int32),
             )
         )
@@ -164,7 +161,7 @@ def _compare(
         raise DataError(_TWICE.format(name))
     met[at[there]] = True
     places, values = _lists(table["output_ids"])
-    prompts, answers = ([*_hashes(table[column])] for column in ("input_ids", "output_ids"))
+    prompts, answers = ([*hash_lists(table[column])] for column in ("input_ids", "output_ids"))
     columns: Sequence[list[Any]] = [table[column].to_pylist() for column in ("sample_id", "sample", "source")]
     reasons = table["finish_reason"].to_pylist()
     for row, (sample_id, sample, source) in enumerate(zip(*columns, strict=True)):

@@ -1,11 +1,12 @@
 """What a new version changes against the last one, row by row, in a few lines for the card.
 
-Goes in: the record files of both versions (those of the last one may lie on the Hub; only their scalar columns are
-read) and both manifests. Comes out: counts by source, and sentences. Rows are compared by sample_id through 64-bit
-hashes: 21 bytes a row, whatever the rows hold.
+Goes in: the record files of both versions (those of the last one may lie on the Hub, and files that are alike in both
+are not read) and both manifests. Comes out: counts by source, and sentences. Rows are matched by (sample_id, sample)
+and compared id by id through 64-bit hashes: 29 bytes a row, whatever the rows hold.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +26,7 @@ Opener = Callable[[], AbstractContextManager[Any]]
 
 _KEY: Final = ["sample_id", "sample"]
 _ANSWER: Final = ["finish_reason", "completion_tokens", "reasoning_tokens", "rounds"]
+_IDS: Final = ["input_ids", "output_ids"]
 
 
 @dataclass(frozen=True)
@@ -33,49 +35,66 @@ class RowIndex:
 
     Attributes:
         keys: uint64 (n,), hash of sample_id and sample, ascending.
-        answers: uint64 (n,), hash of what the answer's counts say.
+        prompts: int64 (n,), hash of the prompt's ids; zeros where only keys were read.
+        answers: uint64 (n,), hash of the answer's ids and counts; zeros where only keys were read.
         finished: bool (n,), finish_reason is `stop`.
         tokens: int32 (n,), tokens of the answer.
     """
 
     keys: NDArray[np.uint64]
+    prompts: NDArray[np.int64]
     answers: NDArray[np.uint64]
     finished: NDArray[np.bool_]
     tokens: NDArray[np.int32]
 
 
-def index_rows(files: Iterable[Opener]) -> RowIndex:
-    """Index the rows of Parquet files.
+def index_rows(files: Iterable[Opener], *, ids: bool = True) -> RowIndex:
+    """Index the rows of Parquet files, a row group at a time.
 
     Args:
         files: functions that open a file for binary reading with seeks.
+        ids: whether to read the ids; without them only `keys`, `finished` and `tokens` hold.
 
     Raises:
         DataError: two rows have the same sample_id and sample.
     """
-    keys: list[NDArray[np.uint64]] = []
-    answers: list[NDArray[np.uint64]] = []
-    finished: list[NDArray[np.bool_]] = []
-    tokens: list[NDArray[np.int32]] = []
+    parts: list[tuple[NDArray[Any], ...]] = []
+    columns = [*_KEY, *_ANSWER, *(_IDS if ids else [])]
     for opener in files:
         with opener() as handle, pq.ParquetFile(handle, pre_buffer=True) as file:
-            for batch in file.iter_batches(batch_size=65_536, columns=[*_KEY, *_ANSWER]):
-                frame = pa.Table.from_batches([batch]).to_pandas()
-                keys.append(hash_rows(frame[_KEY]))
-                answers.append(hash_rows(frame[_ANSWER]))
-                finished.append(frame["finish_reason"].isin(reasons("finished")).to_numpy(bool))
-                tokens.append(frame["completion_tokens"].to_numpy(np.int32))
-    if not keys:
+            for group in range(file.num_row_groups):
+                parts.append(_index_table(file.read_row_group(group, columns=columns), ids))
+    if not parts:
         nothing = np.zeros(0, np.uint64)
-        return RowIndex(nothing, nothing, np.zeros(0, np.bool_), np.zeros(0, np.int32))
-    whole = np.concatenate(keys)
+        return RowIndex(nothing, nothing.astype(np.int64), nothing, np.zeros(0, np.bool_), np.zeros(0, np.int32))
+    whole, *rest = (np.concatenate(each) for each in zip(*parts, strict=True))
     order = np.argsort(whole, kind="stable")
     whole = whole[order]
     if (whole[1:] == whole[:-1]).any():
         raise DataError("two records have the same sample_id and sample; `eagle3-data check` names them")
-    return RowIndex(
-        whole, np.concatenate(answers)[order], np.concatenate(finished)[order], np.concatenate(tokens)[order]
+    prompts, answers, finished, tokens = (each[order] for each in rest)
+    return RowIndex(whole, prompts, answers, finished, tokens)
+
+
+def _index_table(table: pa.Table, ids: bool) -> tuple[NDArray[Any], ...]:
+    frame = table.select([*_KEY, *_ANSWER]).to_pandas()
+    prompts, outputs = np.zeros((2, table.num_rows), np.int64)
+    if ids:
+        prompts, outputs = (np.fromiter(hash_lists(table[name]), np.int64, table.num_rows) for name in _IDS)
+    return (
+        hash_rows(frame[_KEY]),
+        prompts,
+        hash_rows(frame[_ANSWER].assign(ids=outputs)),
+        frame["finish_reason"].isin(reasons("finished")).to_numpy(bool),
+        frame["completion_tokens"].to_numpy(np.int32),
     )
+
+
+def hash_lists(column: pa.ChunkedArray) -> Iterator[int]:
+    """Yield a hash of each list of ids; it holds in this process alone."""
+    whole = column.combine_chunks()
+    places, values = whole.offsets.to_numpy().tolist(), whole.values.to_numpy(zero_copy_only=False)
+    return (hash(values[start:end].tobytes()) for start, end in itertools.pairwise(places))
 
 
 def hash_rows(frame: pd.DataFrame) -> NDArray[np.uint64]:
@@ -91,6 +110,7 @@ class RowChanges:
         finished: rows whose answer was cut short in the old version and ends by itself in the new one.
         longer: rows cut short in both, but further on in the new one.
         changed: other rows whose answer changed.
+        prompts: rows whose prompt changed, whatever their answer.
     """
 
     added: int = 0
@@ -99,22 +119,25 @@ class RowChanges:
     finished: int = 0
     longer: int = 0
     changed: int = 0
+    prompts: int = 0
 
 
 def compare_rows(old: RowIndex, new: RowIndex, same: int = 0) -> RowChanges:
     """Compare two indexes; `same` rows lie in files that are alike and were not read."""
     _, left, right = np.intersect1d(old.keys, new.keys, assume_unique=True, return_indices=True)
-    differs = old.answers[left] != new.answers[right]
+    other_prompt = old.prompts[left] != new.prompts[right]
+    differs = (old.answers[left] != new.answers[right]) & ~other_prompt
     cut = differs & ~old.finished[left]
     now_finished = cut & new.finished[right]
     longer = cut & ~new.finished[right] & (new.tokens[right] > old.tokens[left])
     return RowChanges(
         added=len(new.keys) - len(right),
         removed=len(old.keys) - len(left),
-        unchanged=same + int((~differs).sum()),
+        unchanged=same + int((~differs & ~other_prompt).sum()),
         finished=int(now_finished.sum()),
         longer=int(longer.sum()),
         changed=int((differs & ~now_finished & ~longer).sum()),
+        prompts=int(other_prompt.sum()),
     )
 
 
@@ -146,6 +169,7 @@ def describe_changes(
                 (change.finished, "cut short before and now finished"),
                 (change.longer, "longer than before and still cut short"),
                 (change.changed, "with another answer"),
+                (change.prompts, "with another prompt"),
             )
             if count
         ]
@@ -156,6 +180,7 @@ def describe_changes(
             lines += _setting_changes(name, before[name], after[name])
             lines += _length_changes(name, *lengths)
     lines += _identity_changes(old.get("identity", {}), new.get("identity", {}))
+    lines += _training_changes(old.get("training") or {}, new.get("training") or {})
     return lines or ["the same records; only the card or the files beside them changed"]
 
 
@@ -220,6 +245,12 @@ def _dig(value: Any, path: Sequence[str]) -> Any:
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def _training_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    if old and not new:
+        return ["the config `train_rows` is gone: this version was published without `--training`"]
+    return ["new config `train_rows`: rows as trainers read them"] if new and not old else []
 
 
 def _identity_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -69,8 +69,11 @@ def changes_since(repository: Repository | None, order: Order, head: Head) -> tu
     return history, describe_changes(head.manifest, public_manifest(order.manifest, order.sources), rows, lengths)
 
 
-def row_changes(repository: Repository, order: Order, head: Head) -> dict[str, RowChanges]:
-    """Compare the rows of the sources that the head has too; files that are alike are not read."""
+def row_changes(repository: Repository, order: Order, head: Head, *, ids: bool = True) -> dict[str, RowChanges]:
+    """Compare the rows of the sources that the head has too; files that are alike are not read.
+
+    Without `ids` only `added` and `removed` hold, and little is fetched.
+    """
     mine = {file.path: file for file in record_paths(order.run, order.sources)}
     rows = {}
     for source in order.sources:
@@ -79,8 +82,8 @@ def row_changes(repository: Repository, order: Order, head: Head) -> dict[str, R
         if not theirs:
             continue
         same = {path for path in ours & theirs if mine[path].same_as(head.files[path])}
-        old = index_rows([_remote(repository, path, head.commit) for path in sorted(theirs - same)])
-        new = index_rows([_local(mine[path]) for path in sorted(ours - same)])
+        old = index_rows([_remote(repository, path, head.commit) for path in sorted(theirs - same)], ids=ids)
+        new = index_rows([_local(mine[path]) for path in sorted(ours - same)], ids=ids)
         alike = sum(_count_rows(mine[path]) for path in same)
         rows[source] = compare_rows(old, new, alike)
     return rows
@@ -105,7 +108,7 @@ def next_version(repository: Repository, order: Order, head: Head, tags: Mapping
     old, new = (each.get("identity", {}).get("target", {}) for each in (head.manifest, order.manifest))
     if any(old.get(key) != new.get(key) for key in {*old, *new}) or _other_columns(repository, head):
         return f"{major + 1}.0.0"
-    rows = row_changes(repository, order, head)
+    rows = row_changes(repository, order, head, ids=False)
     if any(change.added for change in rows.values()) or set(order.sources) - set(rows):
         return f"{major}.{minor + 1}.0"
     return f"{major}.{minor}.{patch + 1}"

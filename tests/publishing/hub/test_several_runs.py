@@ -89,6 +89,43 @@ def test_nightly_versions_read_back_exactly(hub: TestHub, tmp_path: Path) -> Non
             assert published(hub, "org/nightly", version, source) == wanted
 
 
+def rewrite(run: RunFolder, source: str, column: str, row: int, ids: list[int]) -> None:
+    """Put other ids into a row; as many as before, so that none of its counts changes."""
+    path = run.record_files(source)[0]
+    table = pq.read_table(path)
+    lists = table[column].to_pylist()
+    assert len(lists[row]) == len(ids) and lists[row] != ids
+    lists[row] = ids
+    field = table.schema.field(column)
+    changed = table.set_column(table.column_names.index(column), field, pa.array(lists, field.type))
+    write_parquet(path, [changed], table.schema.remove_metadata())
+
+
+def test_a_corrected_row_is_told_although_no_count_changed(hub: TestHub, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {GLAIVE: 40, MIXTURE: 20})
+    publish(hub, run, "org/corrected", "1.0.0")
+    before = records(run, GLAIVE)
+    output = before[7][3]
+    rewrite(run, GLAIVE, "output_ids", 7, [output[0] + 1, *output[1:]])
+    report = publish(hub, run, "org/corrected", "auto")
+    assert report["version"] == "1.0.1"
+    assert report["changes"] == [f"{GLAIVE}: rows 1 with another answer; 39 unchanged"]
+    prompt = before[9][2]
+    rewrite(run, GLAIVE, "input_ids", 9, [*prompt[:-1], prompt[-1] + 1])
+    # more rows beside the corrected one
+    grown = make_run(tmp_path / "grown", {GLAIVE: 50, MIXTURE: 20})
+    report = publish(hub, [grown, run], "org/corrected", "auto")
+    assert report["version"] == "1.1.0"
+    assert report["changes"] == [
+        f"{GLAIVE}: rows 10 added, 1 with another prompt; 39 unchanged",
+        *report["changes"][1:],
+    ]
+    assert published(hub, "org/corrected", "1.0.0", GLAIVE) == before
+    assert sorted(published(hub, "org/corrected", "1.1.0", GLAIVE)) == sorted(
+        [*records(run, GLAIVE), *records(grown, GLAIVE)[40:]]
+    )
+
+
 def test_two_runs_stand_side_by_side_in_one_version(hub: TestHub, tmp_path: Path) -> None:
     one = make_run(tmp_path / "one", {GLAIVE: 20}, holdout=2, name="one")
     other = make_run(tmp_path / "other", {MIXTURE: 10}, name="other")
@@ -197,8 +234,9 @@ def test_rows_for_trainers_stand_beside_the_records(hub: TestHub, tmp_path: Path
     assert stored["longest"] == longest and f"--output DIR --seq-length {longest} " in card
     hub.forget()
     assert publish(hub, run, "org/trained", "1.0.0", training="speculators")["status"] == "nothing to do"
-    # without it, the next version has none
-    publish(hub, run, "org/trained", "1.0.1")
+    # without it, the next version has none, and says so
+    changes = publish(hub, run, "org/trained", "1.0.1")["changes"]
+    assert changes == ["the config `train_rows` is gone: this version was published without `--training`"]
     assert hub.run("load", repo="org/trained", config="train_rows", revision="v1.0.1").error == "ValueError"
 
 
