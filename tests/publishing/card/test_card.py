@@ -312,3 +312,17 @@ def test_a_card_states_only_what_holds_for_its_run(tmp_path: Path) -> None:
     assert "a record, over both splits." in text and "loses reasoning" in text
     leaks = text[text.index("## Benchmarks that leak") : text.index("## Limits")]
     assert "has seen problems" in leaks and "No overlap" not in leaks
+
+
+def test_the_example_card_is_of_the_template_as_it_is(run: RunFolder) -> None:
+    """cards/example.md is README.md of a quickstart run: another template means that it is written again."""
+    example = (template_path().parent / "example.md").read_text()
+    mine, theirs = (
+        re.findall(r"^##? .*|^\|.*\|\n\|[-:| ]+\|$", text, re.M)[1:] for text in (run.card_path.read_text(), example)
+    )
+    fixed = [line for line in theirs if not re.search(r"B\d_", line)]
+    assert [line for line in mine if not re.search(r"B\d_", line)] == fixed and len(fixed) > 12
+    for keys in (yaml.safe_load(text.split("---\n")[1]) for text in (example, run.card_path.read_text())):
+        assert "dataset_info" not in keys and {"language", "license", "configs", "eagle3"} <= set(keys)
+    for block in re.findall(r"^```(?:python|bash)\n(.*?)^```", example, re.M | re.S):
+        assert all(len(line) < 120 for line in block.splitlines())

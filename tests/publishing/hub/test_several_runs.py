@@ -231,7 +231,7 @@ def test_rows_for_trainers_stand_beside_the_records(hub: TestHub, tmp_path: Path
     stored = json.loads(hub.run("read", repo="org/trained", path="manifest.json").get())["training"]
     assert 0 < stored["mask_bytes"] < stored["bytes"] / 10
     longest = max(len(ids) for _, _, ids, _ in rows)
-    assert stored["longest"] == longest and f"--output DIR --seq-length {longest} " in card
+    assert stored["longest"] == longest and f"--output DIR --seq-length {longest}\n" in card
     hub.forget()
     assert publish(hub, run, "org/trained", "1.0.0", training="speculators")["status"] == "nothing to do"
     # without it, the next version has none, and says so
