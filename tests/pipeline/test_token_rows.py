@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,25 +101,6 @@ def test_a_run_by_tokens_is_the_smallest_prefix_of_the_draw(
     call("check", run, cwd=tmp_path)
 
 
-def test_kill_9_changes_nothing_in_the_result(tokenizer: Path, data: Path, tmp_path: Path) -> None:
-    moments = random.Random(os.urandom(8))
-    with server(tokenizer, "--delay", "0.05", log=tmp_path / "asked.txt") as url:
-        path = recipe(tmp_path / "r.yaml", url, tokenizer, data, tokens=2500)
-        for _ in range(3):
-            start = asked(tmp_path)
-            process = command("generate", path, cwd=tmp_path)
-            deadline = time.monotonic() + 60
-            while asked(tmp_path) == start and process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            time.sleep(moments.uniform(0, 0.5))
-            process.kill()
-            process.communicate()
-        call("generate", path, cwd=tmp_path)
-        call("generate", path, "--runs", "calm", cwd=tmp_path)
-    assert parquet_bytes(tmp_path / "runs" / "tried") == parquet_bytes(tmp_path / "calm" / "tried")
-    assert sum(len(row["output_ids"]) for row in records(tmp_path / "calm" / "tried")) >= 2500  # type: ignore[arg-type]
-
-
 def two_turns(path: Path, rows: int) -> Path:
     system = "SYSTEM: You are a helpful assistant, with no access to external functions.\n\n"
     with path.open("w") as file:
@@ -127,6 +109,84 @@ def two_turns(path: Path, rows: int) -> Path:
             chat = turn + f"USER: And {number} plus 5?\n\nASSISTANT: Five more. <|endoftext|>"
             file.write(json.dumps({"system": system, "chat": chat}) + "\n")
     return path
+
+
+def tokens_of(folder: Path) -> int:
+    return sum(len(row["output_ids"]) for row in records(folder))  # type: ignore[arg-type]
+
+
+def kill_soon(orders: list[tuple[object, ...]], cwd: Path, moments: random.Random) -> int:
+    """Start commands at once, and kill -9 each of them a moment after something was asked; count those it ended."""
+    start = asked(cwd)
+    running = [command(*order, cwd=cwd) for order in orders]
+    deadline = time.monotonic() + 60
+    while asked(cwd) == start and any(each.poll() is None for each in running) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for process in running:
+        time.sleep(moments.uniform(0, 0.5 / len(running)))
+        process.kill()
+        process.communicate()
+    return sum(each.returncode == -signal.SIGKILL for each in running)
+
+
+ENTRIES: dict[str, dict[str, object]] = {
+    "one answer": {},
+    "samples": {"samples": 2, "sampling": {"temperature": 1.0}},
+    "rollout": {"turns": "rollout", "max_turns": 2},
+    "rollout and samples": {"turns": "rollout", "max_turns": 2, "samples": 2, "sampling": {"temperature": 1.0}},
+}
+
+
+def entries(fast: str) -> list[object]:
+    """Return every entry as a parameter, all but one of them slow."""
+    return [
+        pytest.param(entry, id=name, marks=[] if name == fast else [pytest.mark.slow])
+        for name, entry in ENTRIES.items()
+    ]
+
+
+@pytest.mark.parametrize("entry", entries(fast="samples"))
+def test_kill_9_changes_nothing_in_the_result(tokenizer: Path, tmp_path: Path, entry: dict[str, object]) -> None:
+    moments = random.Random(os.urandom(8))
+    data = two_turns(tmp_path / "rows.jsonl", 150)
+    with server(tokenizer, "--delay", "0.05", log=tmp_path / "asked.txt") as url:
+        path = recipe(tmp_path / "r.yaml", url, tokenizer, data, tokens=2500, **entry)
+        assert sum(kill_soon([("generate", path)], tmp_path, moments) for _ in range(3))
+        call("generate", path, cwd=tmp_path)
+        call("generate", path, "--runs", "calm", cwd=tmp_path)
+    calm, tried = tmp_path / "calm" / "tried", tmp_path / "runs" / "tried"
+    assert parquet_bytes(tried) == parquet_bytes(calm)
+    # and these are the fewest prompts that reach the target
+    rows = records(calm)
+    drawn = pq.read_table(calm / "prompts" / "B1_glaive.parquet")["sample_id"].to_pylist()
+    last = sum(len(row["output_ids"]) for row in rows if row["dialogue"] == drawn[-1])  # type: ignore[arg-type]
+    assert tokens_of(calm) - last < 2500 <= tokens_of(calm)
+    call("check", tried, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("entry", entries(fast="rollout and samples"))
+def test_shards_that_are_killed_end_like_one_calm_run(
+    tokenizer: Path, tmp_path: Path, entry: dict[str, object]
+) -> None:
+    moments = random.Random(os.urandom(8))
+    data = two_turns(tmp_path / "rows.jsonl", 150)
+    with server(tokenizer, "--delay", "0.05", log=tmp_path / "asked.txt") as url:
+        path = recipe(tmp_path / "r.yaml", url, tokenizer, data, tokens=2500, **entry)
+        orders: list[tuple[object, ...]] = [("generate", path, "--shard", f"{shard}/2") for shard in range(2)]
+        call("prepare", path, cwd=tmp_path)
+        assert sum(kill_soon(orders, tmp_path, moments) for _ in range(2))
+        for _ in range(20):
+            call("prepare", path, cwd=tmp_path)
+            out = "".join(call(*order, cwd=tmp_path)[0] for order in orders)
+            if "go on with: eagle3-data prepare" not in out:
+                break
+        else:
+            raise AssertionError("twenty rounds, and more prompts are still to be drawn")
+        call("generate", path, cwd=tmp_path)
+        call("generate", path, "--runs", "calm", cwd=tmp_path)
+    assert parquet_bytes(tmp_path / "runs" / "tried") == parquet_bytes(tmp_path / "calm" / "tried")
+    assert tokens_of(tmp_path / "calm" / "tried") >= 2500
+    call("check", tmp_path / "runs" / "tried", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.hub_client import TestHub
+from support.hub_server import WRITER
 from support.pipeline import call, glaive_file, recipe, smollm2_folder
 from support.shared import SHARED
 
@@ -72,62 +74,127 @@ def test_a_shipped_recipe_can_be_planned(name: str, tmp_path: Path) -> None:
     assert "does not know of them" not in out, "the template drops the tools of a source"
 
 
+class Slurm:
+    """A folder with a recipe of 40 rows and stand-ins for Slurm's own commands; servers, run and signals are real."""
+
+    ROWS = 40
+
+    def __init__(self, folder: Path, nodes: list[str], **environment: str) -> None:
+        self.folder, self.nodes, self.log = folder, nodes, folder / "asked.txt"
+        tokenizer = smollm2_folder(folder / "smollm2")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        data = glaive_file(folder / "rows.jsonl", self.ROWS)
+        self.recipe = recipe(folder / "r.yaml", "http://127.0.0.1:9", tokenizer, data)
+        tools = folder / "bin"
+        tools.mkdir()
+        listed = "".join(f"echo {node}; " for node in nodes)
+        scripts = {
+            # a task on each node, and the signal that ends srun ends its tasks
+            "srun": f'#!/bin/sh\nfor node in {" ".join(nodes)}; do "$@" --host $node & done\nwait\n',
+            "scontrol": f'#!/bin/sh\necho "$@" >> {folder}/scontrol.txt\n[ "$1" = show ] && {{ {listed}}} || true\n',
+            "eagle3-data": f'#!/bin/sh\nexec {sys.executable} -m eagle3_data "$@"\n',
+        }
+        for name, text in scripts.items():
+            (tools / name).write_text(text)
+            (tools / name).chmod(0o755)
+        server = Path(__file__).parents[1] / "support" / "generate_server.py"
+        options = f"--tokenizer {tokenizer} --port {self.port} --delay 0.3 --log {self.log}"
+        self.environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            **environment,
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "n[1-2]",
+            "SERVE": f"{sys.executable} {server} {options}",
+            "PORT": str(self.port),
+            "POLL": "0.2",
+            "RUNS": str(folder / "runs"),
+        }
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        command = ["bash", str(_shipped_folder() / "slurm" / "run.sbatch"), str(self.recipe), *arguments]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def asked(self) -> int:
+        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
+
+    def wait_until_asked(self, job: "subprocess.Popen[str]", rows: int = 1) -> None:
+        deadline = time.monotonic() + 120
+        while self.asked() < rows and job.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def servers_answer(self) -> bool:
+        for node in self.nodes:
+            try:
+                socket.create_connection((node, self.port), timeout=5).close()
+                return True
+            except OSError:
+                continue
+        return False
+
+
+def kill_session(leader: int) -> None:
+    """End every process of a session at once, as a node that fails does."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            session = int(stat.read_text().rpartition(")")[2].split()[3])
+        except (OSError, IndexError):
+            continue  # ended meanwhile
+        if session == leader:
+            os.kill(int(stat.parent.name), signal.SIGKILL)
+
+
 def test_the_slurm_job_goes_back_into_the_queue_and_goes_on(tmp_path: Path) -> None:
-    """With stand-ins for Slurm's own two commands; servers, run and signals are real."""
-    tokenizer, rows = smollm2_folder(tmp_path / "smollm2"), 40
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    path = recipe(tmp_path / "r.yaml", "http://127.0.0.1:9", tokenizer, glaive_file(tmp_path / "rows.jsonl", rows))
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    scripts = {
-        "srun": '#!/bin/sh\nexec "$@"\n',
-        "scontrol": f'#!/bin/sh\necho "$@" >> {tmp_path}/scontrol.txt\n[ "$1" = show ] && echo 127.0.0.1 || true\n',
-        "eagle3-data": f'#!/bin/sh\nexec {sys.executable} -m eagle3_data "$@"\n',
-    }
-    for name, text in scripts.items():
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
-    log = tmp_path / "asked.txt"
-    generate_server = Path(__file__).parents[1] / "support" / "generate_server.py"
-    serve = f"{sys.executable} {generate_server} --tokenizer {tokenizer} --port {port} --delay 0.3 --log {log}"
-    environment = {
-        **os.environ,
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "HF_HUB_OFFLINE": "1",
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "n[1-1]",
-        "SERVE": serve,
-        "PORT": str(port),
-        "POLL": "0.2",
-        "RUNS": str(tmp_path / "runs"),
-    }
-    script = _shipped_folder() / "slurm" / "run.sbatch"
-
-    def job() -> "subprocess.Popen[str]":
-        command = ["bash", str(script), str(path)]
-        return subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-
-    first = job()
-    deadline = time.monotonic() + 120
-    while not (log.exists() and log.read_text()) and first.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    slurm = Slurm(tmp_path, ["127.0.0.1"])
+    first = slurm.start()
+    slurm.wait_until_asked(first)
     first.send_signal(signal.SIGTERM)
     _, said = first.communicate(timeout=120)
     assert first.returncode == 0, said
     assert "requeue 7" in (tmp_path / "scontrol.txt").read_text()
-    answered = len(log.read_text().splitlines())
-    assert 0 < answered < rows
-    with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.1", port), timeout=5)  # the servers were stopped
+    assert 0 < slurm.asked() < slurm.ROWS
+    assert not slurm.servers_answer()
 
-    second = job()
+    second = slurm.start()
     _, said = second.communicate(timeout=200)
     assert second.returncode == 0, said
-    assert len(log.read_text().splitlines()) == rows, "a prompt was asked twice, or never"
+    assert slurm.asked() == slurm.ROWS, "a prompt was asked twice, or never"
     assert (tmp_path / "runs/tried/README.md").is_file()
+
+
+def test_the_slurm_job_survives_kill_9_and_publishes(tmp_path: Path) -> None:
+    """Two nodes fail at once with everything on them; the job that comes after finishes the run and publishes it."""
+    with TestHub(tmp_path / "hub", WRITER) as hub:
+        # no tokenizer is looked for on the Hub, and the version goes there
+        slurm = Slurm(tmp_path, ["127.0.0.1", "127.0.0.2"], **hub.environment(), HF_HUB_OFFLINE="0")
+        first = slurm.start("org/slurm@1.0.0")
+        slurm.wait_until_asked(first, 10)
+        kill_session(first.pid)
+        first.communicate(timeout=60)
+        assert first.returncode == -signal.SIGKILL and 0 < slurm.asked() < slurm.ROWS
+        assert not slurm.servers_answer()
+        assert hub.run("state", repo="org/slurm").error, "nothing was published"
+
+        second = slurm.start("org/slurm@1.0.0")
+        out, said = second.communicate(timeout=240)
+        assert second.returncode == 0, said
+        # what was in flight may be asked again: eight requests
+        assert slurm.ROWS <= slurm.asked() <= slurm.ROWS + 8
+        assert "org/slurm v1.0.0" in out and not slurm.servers_answer()
+        found = hub.run("load", repo="org/slurm", config="B1_glaive", revision="v1.0.0").get()
+        assert found["rows"] == slurm.ROWS
 
 
 @pytest.mark.parametrize("name", ["slurm/run.sbatch", "ray/run.sh"])

@@ -304,6 +304,7 @@ def _tokenizer(folder: Path | None, shift: int) -> Callable[[str], list[int]] | 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--log", type=Path)
     parser.add_argument("--faults", type=int)
     parser.add_argument("--broken", type=float, default=0.03)
@@ -335,7 +336,7 @@ def main() -> None:
         )
         runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", arguments.port, reuse_address=True)
+        site = web.TCPSite(runner, arguments.host, arguments.port, reuse_address=True)
         await site.start()
         print(runner.addresses[0][1], flush=True)
         await asyncio.Event().wait()
