@@ -114,6 +114,7 @@ _ALL: Final = (
     ),
     CallFormat("mistral", "named", call_begin="[TOOL_CALLS]", middle="[ARGS]", id_mark="[CALL_ID]"),
     CallFormat("mistral_list", "json", call_begin="[TOOL_CALLS]", listed=True),
+    CallFormat("granite", "json", call_begin="<|tool_call|>", listed=True),
     CallFormat("llama3", "json", arguments_key="parameters", bare=True),
 )
 

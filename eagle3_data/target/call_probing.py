@@ -64,9 +64,20 @@ def find_call_format(turn: Turn, controls: ControlTokens, *, strict: bool) -> Ca
     for form in (*CALL_FORMATS.values(), *_learned(turn, controls)):
         if not written.issuperset(controls.spelled(form.call_begin)):
             continue
-        if _reads_back(CallReader(form, controls), turn, strict):
-            return form
+        if not _reads_back(CallReader(form, controls), turn, strict):
+            continue
+        for one in (form, replace(form, cdata=True)):
+            if form.style != "pairs" or _reads_markup(CallReader(one, controls), turn):
+                return one
     return None
+
+
+def _reads_markup(reader: CallReader, turn: Turn) -> bool:
+    """Tell whether a text that looks like markup, which a template may escape, is given back as it was."""
+    calls: list[Call] = [(_NAMES[0], {"zkey": "Z<1> & Z"})]
+    text = turn(calls, "")
+    read = reader.read(reader.marks.literal(text), _SCHEMAS) if text else None
+    return read is None or [(call.name, json.loads(call.arguments)) for call in read.calls if call.complete] == calls
 
 
 def _samples() -> Iterator[tuple[list[Call], str]]:

@@ -25,6 +25,7 @@ from eagle3_data.target.call_values import (
 from eagle3_data.target.calls import CallFormat, Marks, Reading, Schemas, ToolCall
 from eagle3_data.target.controls import ControlTokens
 
+_CDATA: Final = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 _NAME_IN_ID: Final = re.compile(r"\s*(?:functions\.)?(.+?):(\d+)\s*")
 
 
@@ -53,7 +54,8 @@ class CallReader:
         self._begin = pattern(form.section_begin, form.call_begin) if begin.strip() else re.compile(r"(?=\s*[\[{])")
         again = pattern(form.separator, form.call_begin)
         # Calls that nothing marks stand one after the other, some models put a semicolon between (Llama).
-        self._again = re.compile(r"\s*;?\s*(?=\{)") if form.bare and not form.separator else again
+        unmarked = form.style == "json" and not form.call_begin.strip() and not form.separator
+        self._again = re.compile(r"\s*;?\s*(?=\{)") if unmarked else again
         self._call_begins = re.compile(self._opening(literal(form.call_begin)))
         self._call_end = pattern(form.call_end)
         self._section_end = pattern(form.section_end)
@@ -277,6 +279,8 @@ class CallReader:
             if key in values:
                 raise FaultError(f"the argument {key[:80]!r} is written twice")
             value = self.marks.plain(text[first:last])
+            if self.form.cdata and (whole := _CDATA.fullmatch(value)):
+                value = whole[1].replace("]]]]><![CDATA[>", "]]>")
             told = bool(self.form.typed_key_end)
             known = properties.get(key) if isinstance(properties, Mapping) else None
             values[key] = json_value(key, value) if typed else value if told else typed_value(value, known)

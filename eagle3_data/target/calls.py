@@ -36,6 +36,7 @@ class CallFormat:
         separator: between two calls, where that is more than white space.
         pair_begin, key_end, value_end: around an argument of `pairs`. `key_end` follows the key of a text or of any
             value whose type the tool's schema says; `typed_key_end` that of a JSON value, "" if nothing shows it.
+        cdata: a text of `pairs` may stand in `<![CDATA[` and `]]>`, which are no part of it.
         quote: around the texts of `braces`.
         bare: nothing marks a call, so an answer is either one call (or several) or no call at all.
         content_last: the template writes the content of a message after its calls (Gemma).
@@ -59,6 +60,7 @@ class CallFormat:
     key_end: str = ""
     typed_key_end: str = ""
     value_end: str = ""
+    cdata: bool = False
     quote: str = ""
     bare: bool = False
     content_last: bool = False

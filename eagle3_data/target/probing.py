@@ -8,19 +8,18 @@ model.
 import functools
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from eagle3_data.errors import DataError, TargetError
+from eagle3_data.errors import DataError
 from eagle3_data.target.call_formats import CALL_FORMATS
-from eagle3_data.target.call_probing import CONTENT, PROBE_TOOLS, Call, find_call_format
+from eagle3_data.target.call_probing import CONTENT, Call, find_call_format
 from eagle3_data.target.calls import CallFormat
-from eagle3_data.target.chats import Chat, ChatRules, prepare_tools
-from eagle3_data.target.controls import ControlTokens
+from eagle3_data.target.chats import ChatRules
 from eagle3_data.target.messages import Joints
 from eagle3_data.target.profile import ThinkingState
-from eagle3_data.target.template import ChatTemplate
+from eagle3_data.target.turn_probing import REASON, REASONING_KEYS, TurnProber, assistant, shared, user
 
 # The markers of thinking that models in use have; the first pair whose two strings are single added tokens counts.
 THINK_MARKERS: Final = (
@@ -28,6 +27,7 @@ THINK_MARKERS: Final = (
     ("<thinking>", "</thinking>"),
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
     ("◁think▷", "◁/think▷"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<reasoning>", "</reasoning>"),
@@ -35,10 +35,9 @@ THINK_MARKERS: Final = (
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
 THINKING_SWITCHES: Final = ("thinking", "enable_thinking")
-REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
 _HARMONY: Final = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 
-_USER, _SYSTEM, _REASON, _RESULT, _NAME = "Zquestion", "Zsystem", "Zreason", "Zresult", "Zname"
+_SYSTEM, _RESULT, _NAME = "Zsystem", "Zresult", "Zname"
 _IDS: Final = ("Zcallone1", "Zcalltwo2")
 _CALLS: Final[tuple[Call, ...]] = (("zfirst", {"zkey": "Zone"}), ("zsecond", {"zkey": "Ztwo"}))
 
@@ -60,37 +59,8 @@ class Writing:
     named_ids: bool
 
 
-class Prober:
-    """Renders sentinel chats through one template."""
-
-    def __init__(self, template: ChatTemplate, controls: ControlTokens) -> None:
-        self._template = template
-        self._controls = controls
-        self._rendered: dict[str, str | None] = {}
-
-    # ---- rendering
-
-    def _text(
-        self, messages: list[dict[str, Any]], tools: bool = False, prompt: bool = False, **variables: Any
-    ) -> str:
-        template = (
-            self._template.with_variables({**self._template.variables, **variables}) if variables else self._template
-        )
-        schemas, declaration = prepare_tools(PROBE_TOOLS, template.takes_typescript) if tools else (None, None)
-        return template.probe(Chat(messages, schemas, declaration), generation_prompt=prompt)
-
-    def _try(self, messages: list[dict[str, Any]], tools: bool = False, prompt: bool = False) -> str | None:
-        """Render a chat, None where the template refuses it; one that was rendered before is not rendered again."""
-        key = json.dumps([messages, tools, prompt])
-        if key not in self._rendered:
-            try:
-                self._rendered[key] = self._text(messages, tools, prompt)
-            except DataError:
-                self._rendered[key] = None
-        return self._rendered[key]
-
-    def _ids(self, text: str) -> list[int]:
-        return [index for _, index in self._controls.cut(text) if index >= 0]
+class Prober(TurnProber):
+    """Reads calls, rules and thinking off one template."""
 
     # ---- calls
 
@@ -114,12 +84,13 @@ class Prober:
                     turn = functools.partial(self._turn, writing=other)
                     better = find_call_format(turn, self._controls, strict=strict)
                     writing, form = (writing, form) if better is None else (other, better)
-            return replace(writing, form=_without_thinking(form))
+            return replace(writing, form=self._without_end(_without_thinking(form), writing))
         return Writing(self._named_in_source(), self._shows_mapping(), False, False)
 
     def _named_in_source(self) -> CallFormat | None:
         """Return the known form whose control strings the template's source holds, if calls cannot be rendered."""
-        if any(self._turn(_CALLS[:1], content, Writing(None, True, False, False)) for content in (CONTENT, "")):
+        turns = [self._turn(_CALLS[:1], content, Writing(None, True, False, False)) for content in (CONTENT, "")]
+        if any(_CALLS[0][0] in (turn or "") for turn in turns):
             return None
         source = "\n".join(self._template.sources())
         for form in CALL_FORMATS.values():
@@ -150,13 +121,13 @@ class Prober:
         """Render calls and a content as one assistant turn, without its header and end; None if it cannot be."""
         message = self.calling(calls, content, writing)
         for tools in (True, False):
-            text = self._try([_user(), message], tools)
-            plain = self._try([_user(), _assistant()], tools)
+            text = self._try([user(), message], tools)
+            plain = self._try([user(), assistant()], tools)
             if text is None or plain is None or CONTENT not in plain:
                 continue
-            header = self._controls.before(text, _shared(text, plain[: plain.rfind(CONTENT)]))
-            tail = plain[plain.rfind(CONTENT) + len(CONTENT) :]
-            ending = text[len(text) - _shared(text[::-1], tail[::-1]) :]
+            header = self._controls.before(text, shared(text, plain[: plain.rfind(CONTENT)]))
+            tail, text = plain[plain.rfind(CONTENT) + len(CONTENT) :].rstrip(), text.rstrip()
+            ending = text[len(text) - shared(text[::-1], tail[::-1]) :]
             first = self._controls.first(ending)
             return text[header : len(text) - (0 if first is None else len(ending) - first)]
         return None
@@ -171,8 +142,8 @@ class Prober:
 
     def rules(self) -> ChatRules:
         """Return how chats must be prepared for this template."""
-        named = self._try([{**_user(), "name": _NAME}])
-        unnamed = self._try([_user()])
+        named = self._try([{**user(), "name": _NAME}])
+        unnamed = self._try([user()])
         replaces = bool(named and unnamed and _NAME in named and named.replace(_NAME, "user") == unnamed)
         return ChatRules(
             mapping_arguments=self.writing.mapping,
@@ -193,18 +164,18 @@ class Prober:
 
     def _wants_short_ids(self) -> bool:
         """Tell whether ids of calls must be nine letters and digits (Mistral's templates refuse others)."""
-        if self.writing.named_ids or self._try([_user(), self.calling(_CALLS[:1], "")], True) is None:
+        if self.writing.named_ids or self._try([user(), self.calling(_CALLS[:1], "")], True) is None:
             return False
         message = self.calling(_CALLS[:1], "")
         message["tool_calls"][0]["id"] = "call_of_another_length"
-        return self._try([_user(), message], True) is None
+        return self._try([user(), message], True) is None
 
     def _reasoning_key(self) -> str:
         """Return the key of a message whose text is shown as its reasoning."""
         for key in REASONING_KEYS:
-            for answer in (_assistant(), self.calling(_CALLS[:1], "")):
-                text = self._try([_user(), {**answer, key: _REASON}], tools="tool_calls" in answer)
-                if text is not None and _REASON in text:
+            for answer in (assistant(), self.calling(_CALLS[:1], "")):
+                text = self._try([user(), {**answer, key: REASON}], tools="tool_calls" in answer)
+                if text is not None and REASON in text:
                     return key
         return REASONING_KEYS[0]
 
@@ -212,26 +183,28 @@ class Prober:
         """Return the parts of a chat that the template leaves out; a chat that it refuses does not count."""
         found: set[str] = set()
 
-        def note(part: str, messages: list[dict[str, Any]], word: str, tools: bool = False) -> None:
-            text = self._try(messages, tools)
+        def note(part: str, messages: list[dict[str, Any]], word: str) -> None:
+            # Calls come with tools, for which a tokenizer may have a template of its own (Hermes).
+            text = self._try(messages, tools=len(messages) > 1 and messages[1]["role"] == "assistant")
+            text = self._try(messages) if text is None else text
             if text is not None and word not in text:
                 found.add(part)
 
-        note("system messages", [{"role": "system", "content": _SYSTEM}, _user()], _SYSTEM)
+        note("system messages", [{"role": "system", "content": _SYSTEM}, user()], _SYSTEM)
         if not replaces_role:
-            note("names", [{**_user(), "name": _NAME}], _NAME)
-        name = _CALLS[0][0]
+            note("names", [{**user(), "name": _NAME}], _NAME)
+        one, two = (str(values["zkey"]) for _, values in _CALLS)
         for content, part in (("", "tool calls"), (CONTENT, "tool calls beside content")):
             message = self.calling(_CALLS[:1], content)
-            note(part, [_user(), message], name)
+            note(part, [user(), message], one)
             if content and part not in found:
-                note("content beside tool calls", [_user(), message], content)
+                note("content beside tool calls", [user(), message], content)
         several = self.calling(_CALLS, "")
         if "tool calls" not in found:
-            note("tool calls after the first", [_user(), several], _CALLS[1][0])
+            note("tool calls after the first", [user(), several], two)
         if "tool calls" in found:
             found.discard("tool calls beside content")
-        answered = [_user(), self.calling(_CALLS[:1], ""), *self._results(1)]
+        answered = [user(), self.calling(_CALLS[:1], ""), *self._results(1)]
         note("tool results", answered, _RESULT)
         return frozenset(found)
 
@@ -248,8 +221,8 @@ class Prober:
         """Return the template variable that turns thinking on and off, None if neither known one changes anything."""
         for name in THINKING_SWITCHES:
             try:
-                on = self._text([_user()], prompt=True, **{name: True})
-                off = self._text([_user()], prompt=True, **{name: False})
+                on = self._text([user()], prompt=True, **{name: True})
+                off = self._text([user()], prompt=True, **{name: False})
             except DataError:
                 continue
             if on != off:
@@ -270,44 +243,44 @@ class Prober:
         return (None, None) if self.is_harmony() else self._paired_around_reasoning()
 
     def _paired_around_reasoning(self) -> tuple[int | None, int | None]:
-        key = self._reasoning_key()
-        for answer, tools in ((_assistant(), False), (self.calling(_CALLS[:1], CONTENT), True)):
-            text = self._try([_user(), {**answer, key: _REASON}], tools)
-            plain = self._try([_user(), answer], tools)
-            if text is None or plain is None or _REASON not in text or CONTENT not in text:
+        """Return the tokens between which a reasoning stands, if the turn has each of them once.
+
+        An answer without reasoning may hold the pair around nothing, or its end alone before the content.
+        """
+        for text, plain in self._with_and_without_reasoning():
+            before, rest = text.rsplit(REASON, 1)
+            opened, closed = self._ids(before)[-1:], self._ids(rest)[:1]
+            if not opened or not closed or opened == closed:
                 continue
-            before, rest = text.rsplit(_REASON, 1)
-            opened, closed = self._ids(before), self._ids(rest)
-            without = self._ids(plain)
-            if opened and closed and opened[-1] != closed[0] and {opened[-1], closed[0]}.isdisjoint(without):
-                return opened[-1], closed[0]
+            begin, end = opened[0], closed[0]
+            shown, plainly = self._ids(text), self._ids(plain)
+            if shown.count(begin) != 1 or shown.count(end) != 1 or not rest.find(CONTENT) > 0:
+                continue
+            kept = [index for index in plainly if index in (begin, end)]
+            empty = f"{self._controls.strings[begin]}{self._controls.strings[end]}" in "".join(plain.split())
+            ends_early = end in self._ids(plain[: plain.find(CONTENT)])
+            if not kept or (kept == [begin, end] and empty) or (kept == [end] and ends_early):
+                return begin, end
         return None, None
 
-    def generation_prompt(self) -> str:
-        """Return the text that the template adds after a final user message, "" if it adds nothing.
+    def _with_and_without_reasoning(self) -> Iterator[tuple[str, str]]:
+        """Yield the turns of answers whose reasoning is shown, each with the same answer without any."""
+        key = self._reasoning_key()
+        for answer, tools in ((assistant(), False), (self.calling(_CALLS[:1], CONTENT), True)):
+            text, plain = self._answered({**answer, key: REASON}, tools), self._answered(answer, tools)
+            if REASON in text and plain:
+                yield text, plain
 
-        Some templates end a user's turn with the cue to answer (Mistral's `[/INST]`, Command-R).
-
-        Raises:
-            TargetError: the template refuses a single user message, or asking for a generation prompt changes the
-                chat before it.
-        """
-        try:
-            without = self._text([_user()])
-            with_prompt = self._text([_user()], prompt=True)
-        except DataError as error:
-            raise TargetError(f"{error}; it must take a chat of one user message") from error
-        if not with_prompt.startswith(without):
-            raise TargetError(
-                "add_generation_prompt changes the chat before the generation prompt, so that prompts cannot be told "
-                "from answers; fix chat_template.jinja"
-            )
-        return with_prompt[len(without) :]
+    def unmarked_reasoning(self) -> str:
+        """Return what stands before a reasoning that the template shows, "" if it shows none."""
+        for text, _ in self._with_and_without_reasoning():
+            return text[: text.find(REASON)].strip()[-60:] or "nothing"
+        return ""
 
     def tool_turn(self, default: str) -> str:
         """Return the text after a final tool result, generation prompt included; `default` if none can be rendered."""
         for count, content in ((2, CONTENT), (2, ""), (1, "")):
-            chat = [_user(), self.calling(_CALLS[:count], content), *self._results(count)]
+            chat = [user(), self.calling(_CALLS[:count], content), *self._results(count)]
             text = self._try(chat, tools=True, prompt=True) or self._try(chat, prompt=True)
             if text is not None and _RESULT in text and _CALLS[0][0] in text:
                 tail = text[text.rfind(_RESULT) + len(_RESULT) :]
@@ -328,20 +301,20 @@ class Prober:
 
     def keeps_reasoning(self) -> tuple[bool, bool]:
         """Tell whether reasoning shows in the last answer, and in an earlier one, when a chat is rendered again."""
-        answer = {**_assistant(), self._reasoning_key(): _REASON}
-        last, history = self._try([_user(), answer]), self._try([_user(), answer, _user()])
-        return bool(last and _REASON in last), bool(history and _REASON in history)
+        answer = {**assistant(), self._reasoning_key(): REASON}
+        last, history = self._try([user(), answer]), self._try([user(), answer, user()])
+        return bool(last and REASON in last), bool(history and REASON in history)
 
     def joints(self) -> Joints:
         """Return the white space that the template writes around the parts of an answer."""
         begin, end = self.think_ids
         strings = self._controls.strings
         joints = Joints()
-        for answer in (_assistant(), self.calling(_CALLS[:1], CONTENT)):
-            reasoned = self._try([_user(), {**answer, self._reasoning_key(): _REASON}], "tool_calls" in answer) or ""
-            if begin is None or end is None or _REASON not in reasoned or CONTENT not in reasoned:
+        for answer in (assistant(), self.calling(_CALLS[:1], CONTENT)):
+            reasoned = self._try([user(), {**answer, self._reasoning_key(): REASON}], "tool_calls" in answer) or ""
+            if begin is None or end is None or REASON not in reasoned or CONTENT not in reasoned:
                 continue
-            before, rest = reasoned.rsplit(_REASON, 1)
+            before, rest = reasoned.rsplit(REASON, 1)
             opened, closed = before.rsplit(strings[begin], 1)[-1], rest.split(strings[end], 1)
             content = closed[-1].split(CONTENT, 1)[0] if len(closed) == 2 else ""
             joints = Joints(opened, closed[0], "" if content.strip() else content)
@@ -352,32 +325,10 @@ class Prober:
 
     def shows_tools(self) -> bool:
         """Tell whether the template prints the tools at all."""
-        text = self._try([_user()], tools=True)
+        text = self._try([user()], tools=True)
         return bool(text and _CALLS[0][0] in text)
 
     # ---- end of turn
-
-    def end_of_turn(self, known: Sequence[int]) -> int | None:
-        """Return the control token that ends an answer, None if the template puts none.
-
-        It is one of the `known` end ids if the template writes one; else what follows the answer directly, if it is
-        written nowhere else in the turn (a tag that closes parts of an answer is); else what is written last.
-        """
-        text = self._try([_user(), _assistant()])
-        if text is None or CONTENT not in text:
-            return None
-        tail = self._ids(text[text.rfind(CONTENT) + len(CONTENT) :])
-        if not tail:
-            return None
-        listed = [index for index in tail if index in known]
-        if listed:
-            return listed[0]
-        asked = self._try([_user()]) or ""
-        full = self._try([_user(), {**_assistant(), self._reasoning_key(): _REASON}]) or text
-        inside = self._ids(full[len(asked) : full.rfind(CONTENT)]) if full.startswith(asked) else []
-        again = tail[0] in tail[1:] or tail[0] in inside
-        pieces = self._controls.cut(text[text.rfind(CONTENT) + len(CONTENT) :])
-        return tail[-1] if again or pieces[0][0].strip() else tail[0]
 
     def ends_of_calls(self) -> list[int]:
         """Return the control tokens that end an answer which calls, where that differs from other answers'.
@@ -385,27 +336,37 @@ class Prober:
         Such a token stands last in the turn, is no part of the form of the calls, and nothing that ends other answers
         follows it (harmony's `<|call|>`, Gemma's `<|tool_response>`).
         """
-        plain = self._try([_user(), _assistant()]) or ""
-        called = self._try([_user(), self.calling(_CALLS[:1], "")], tools=True)
-        if called is None or "Zone" not in called or CONTENT not in plain:
-            return []
-        tail = self._ids(called[called.rfind("Zone") :])
-        ending = self._ids(plain[plain.rfind(CONTENT) :])
         literals = self.writing.form.literals() if self.writing.form else []
         own = {index for literal in literals for index in self._ids(literal)}
-        return tail[-1:] if tail and tail[-1] not in own and not set(ending) & set(tail) else []
+        return [index for index in self._last_of_calls(self.writing) if index not in own]
+
+    def _last_of_calls(self, writing: Writing) -> list[int]:
+        """Return the last control token of a turn that calls, if nothing there is written after other answers."""
+        called = self._try([user(), self.calling(_CALLS[:1], "", writing)], tools=True)
+        ending = [index for _, index in self._after_answer()]
+        if called is None or "Zone" not in called or not ending:
+            return []
+        tail = self._ids(called[called.rfind("Zone") :])
+        return [] if set(ending) & set(tail) else tail[-1:]
+
+    def _without_end(self, form: CallFormat, writing: Writing) -> CallFormat:
+        """Return a form that was read off without the end of the turn, if something else still ends its calls."""
+        if form.name != "template":
+            return form
+        ends = {*self._last_of_calls(writing), *(index for _, index in self._after_answer())}
+        for key in ("section_end", "call_end"):
+            for end in (self._controls.strings[index] for index in ends):
+                literal = getattr(form, key)
+                rest = replace(form, **{key: literal.removesuffix(end).strip()})
+                if literal.endswith(end) and rest.call_end + rest.section_end:
+                    form = rest
+        return form
 
     def call_opening(self) -> str:
         """Return the first word that stands between an answer's content and its calls, "" if there is none."""
         turn = self._turn(_CALLS[:1], CONTENT) or ""
         between = turn[len(CONTENT) : turn.find(_CALLS[0][0])] if turn.startswith(CONTENT) else ""
         return between.split()[0] if between.split() else ""
-
-    def openers(self) -> set[int]:
-        """Return the control tokens around a system text, a question and in the generation prompt."""
-        system = {"role": "system", "content": CONTENT}
-        texts = (self._try([system, _user()], prompt=True), self._try([_user()], prompt=True))
-        return {index for text in texts if text for index in self._ids(text)}
 
     def is_harmony(self) -> bool:
         """Tell whether the template writes the harmony format (gpt-oss), which marks no thinking but channels."""
@@ -425,17 +386,3 @@ def _without_thinking(form: CallFormat) -> CallFormat:
     for _, end in THINK_MARKERS if form.name == "template" else ():
         section, call = section.rpartition(end)[2].strip(), call.rpartition(end)[2].strip()
     return replace(form, section_begin=section, call_begin=call)
-
-
-def _shared(one: str, other: str) -> int:
-    """Return how many characters two texts have in common at their beginning."""
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return sum(1 for _ in pairs)
-
-
-def _user() -> dict[str, Any]:
-    return {"role": "user", "content": _USER}
-
-
-def _assistant() -> dict[str, Any]:
-    return {"role": "assistant", "content": CONTENT}

@@ -72,7 +72,13 @@ def build_profile(
     form = given_format(prober, given)
     calls = _call_ids(form, vocabulary)
     last, history = prober.keeps_reasoning()
-    state, tool_turn = prober.state(suffix, begin, end), prober.tool_turn(suffix)
+    if end is None and not harmony and "thinking_state" not in given and (shown := prober.unmarked_reasoning()):
+        raise TargetError(
+            f"the chat template shows reasoning (after {shown!r}), but not between two control tokens that mark it "
+            "alone, so thinking cannot be told from answers; give target.profile.think_begin_id and think_end_id, or "
+            "thinking_state: none to take thinking for a part of the answer"
+        )
+    state, tool_turn = prober.state(prober.before_answer(), begin, end), prober.tool_turn(suffix)
     tool_state = state if tool_turn.endswith(suffix) else prober.state(tool_turn, begin, end)
     markers = {*listed, begin, end, *_all_controls(form, vocabulary.controls)}
     profile = TokenProfile(
@@ -86,7 +92,7 @@ def build_profile(
         thinking_switch=prober.switch(),
         think_begin_id=begin,
         think_end_id=end,
-        template_only_ids=() if harmony else tuple(sorted(prober.openers() - markers)),
+        template_only_ids=() if harmony else tuple(sorted(prober.openers(listed) - markers)),
         keeps_reasoning_last=last,
         keeps_reasoning_history=history,
         tools_format=tools_format if prober.shows_tools() else "none",

@@ -188,7 +188,7 @@ class Target:
             template = template.with_variables({switch: thinking})
             return template, thinking
         begin, end = thinking_markers(prober, self._given)
-        state = self._given.get("thinking_state") or prober.state(prober.generation_prompt(), begin, end)
+        state = self._given.get("thinking_state") or prober.state(prober.before_answer(), begin, end)
         if switch is not None:
             return template, state != "closed"
         now = {"open": True, "closed": False}.get(state)

@@ -185,7 +185,10 @@ def test_a_tag_that_closes_parts_of_an_answer_ends_none(tmp_path: Path) -> None:
     folder, ids = makers.make(
         tmp_path, chatml(body), (*CHATML, "<|open|>", "<|close|>", "<|sep|>"), eos="<|endoftext|>"
     )
-    assert Target.from_pretrained(folder).stop_token_ids == (ids["<|im_end|>"], ids["<|endoftext|>"])
+    with pytest.raises(TargetError, match=r"shows reasoning \(after .*<\|sep\|>'\).*thinking_state: none"):
+        Target.from_pretrained(folder)
+    target = Target.from_pretrained(folder, profile={"thinking_state": "none"})
+    assert target.stop_token_ids == (ids["<|im_end|>"], ids["<|endoftext|>"])
 
 
 # ---- thinking whose markers have no known name
